@@ -74,8 +74,8 @@ demo: servers ## Show what goes wrong without locks, and right with them
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another
 	CI=true scripts/bare.sh
 
-prove: servers ## The tests of the root and of internal/unit in their long form: all combinations of what "make test" combines in pairs
-	PROVE=1 go test -race -count 1 -timeout 60m . ./internal/unit
+prove: servers ## The tests of the root, of internal/unit and of leases in their long form: all combinations of what "make test" combines in pairs, and races for longer
+	PROVE=1 go test -race -count 1 -timeout 60m . ./internal/unit ./internal/lease
 
 matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136; and the commands of all
 	MATRIX=all go test -race -count 1 -timeout 120m -run 'TestMatrix|TestCommands' ./internal/matrix

@@ -111,9 +111,7 @@ func TestNoWaitNamesTheHolder(t *testing.T) {
 			}
 		}
 		_, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockNoWait=true"), "k")
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("lockNoWait on a held key: %v", err)
-		}
+		dbtest.Is(t, "lockNoWait on a held key", err, mysqllock.ErrLocked)
 		for _, from := range []*sql.DB{db, other} {
 			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "free", lockctx.NoWait()), from, "UPDATE p SET stock = 9 WHERE id = 1")
 		}
@@ -221,9 +219,7 @@ func TestUseDoesNotMoveTheLock(t *testing.T) {
 		dbtest.OK(t, err)
 		defer conn.Close()
 		dbtest.Exec(t, conn, "USE "+there.Name)
-		if _, err := conn.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("a second holder of the key, after USE: %v", err)
-		}
+		dbtest.Is(t, "a second holder of the key, after USE", dbtest.Err(conn.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), nil)), mysqllock.ErrLocked)
 	})
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/go-sql-driver/mysql"
 )
 
@@ -103,9 +105,7 @@ func TestGoodDSN(t *testing.T) {
 
 func TestSystemVariableReachesTheDriver(t *testing.T) {
 	plain, _, err := splitDSN(dsnBare + "?lockWait=2s&lock_wait_timeout=5")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	cfg, err := mysql.ParseDSN(plain)
 	if err != nil || cfg.Params["lock_wait_timeout"] != "5" {
 		t.Errorf("the driver gets %v, %v", cfg.Params, err)
@@ -253,9 +253,7 @@ func TestBadConfig(t *testing.T) {
 
 func TestConfigZeroValue(t *testing.T) {
 	s, err := Config{}.settings()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	if s.Wait != 10*time.Second || s.TTL != 30*time.Second || s.LockMaxConns != 16 {
 		t.Errorf("the defaults are %+v", s)
 	}
@@ -279,13 +277,9 @@ func TestConfigZeroValue(t *testing.T) {
 
 func TestNewConnectorLeavesItsArgument(t *testing.T) {
 	cfg, err := mysql.ParseDSN(dsnBare + "?parseTime=true&lock_wait_timeout=5&connectionAttributes=a%3Ab")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	before := cfg.Clone()
-	if _, err := NewConnector(cfg, Config{Owner: "me"}); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, dbtest.Err(NewConnector(cfg, Config{Owner: "me"})))
 	if !reflect.DeepEqual(cfg, before) {
 		t.Errorf("the config was\n%+v, and is\n%+v", before, cfg)
 	}
@@ -312,9 +306,7 @@ func TestOwnerReachesTheServer(t *testing.T) {
 			return client, nil
 		}
 		k, err := NewConnector(cfg, Config{Owner: owner})
-		if err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, err)
 		if _, err := k.Connect(context.Background()); err == nil {
 			t.Fatal("the server hung up, and nobody noticed")
 		}

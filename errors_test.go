@@ -48,9 +48,7 @@ func TestFailuresNameTheirState(t *testing.T) {
 		conn := dbtest.Conn(t, db)
 		cancel()
 		_, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("late, cancelled: %v", err)
-		}
+		dbtest.Is(t, "late, cancelled", err, context.Canceled)
 		_ = tx.Rollback()
 
 		// BeginTx where a transaction without the lock is open: through Raw.

@@ -57,9 +57,7 @@ func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 				dbtest.OK(t, h.Release())
 				dbtest.OK(t, c.Signal(syscall.SIGCONT))
 				c.Tell("")
-				if got := c.Line(); got != "lost" {
-					t.Errorf("the holder that came back got %q, want ErrLost", got)
-				}
+				dbtest.Equal(t, "the holder that came back got %q", c.Line(), "lost")
 				s.wantStock(1, 9)
 			})
 		}
@@ -328,9 +326,7 @@ func (s *changeable) granted(what string, probes, tables int) {
 // unsafe checks that locks are refused.
 func (s *changeable) unsafe(what string, probes, tables int) {
 	s.t.Helper()
-	if err := s.lock(); !errors.Is(err, mysqllock.ErrUnsafe) {
-		s.t.Errorf("%s: %v", what, err)
-	}
+	dbtest.Is(s.t, what, s.lock(), mysqllock.ErrUnsafe)
 	s.want(what, probes, tables)
 }
 

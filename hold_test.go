@@ -99,12 +99,8 @@ func TestCloseEndsEverything(t *testing.T) {
 		if took := time.Since(start); took > time.Minute {
 			t.Errorf("Close took %v, as long as a statement on a session", took)
 		}
-		if err := <-busy; !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a statement that Close has ended: %v", err)
-		}
-		if err := <-waits; !errors.Is(err, mysqllock.ErrClosed) {
-			t.Errorf("a waiter of a closed handle: %v", err)
-		}
+		dbtest.Is(t, "a statement that Close has ended", <-busy, mysqllock.ErrLost)
+		dbtest.Is(t, "a waiter of a closed handle", <-waits, mysqllock.ErrClosed)
 		dbtest.Soon(t, "the holder of a lease is told", func() bool { return errors.Is(context.Cause(leased.Context()), mysqllock.ErrLost) })
 		if err := h.Release(); err == nil {
 			t.Error("a hold was committed after its handle was closed")
@@ -113,9 +109,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		s.wantLocked("h", false)
 		s.wantLeased("leased", false)
 		s.wantStock(1, 10)
-		if _, err := mysqllock.Acquire(dbtest.Limited(t), db, "k"); !errors.Is(err, mysqllock.ErrClosed) {
-			t.Errorf("Acquire on a closed handle: %v", err)
-		}
+		dbtest.Is(t, "Acquire on a closed handle", dbtest.Err(mysqllock.Acquire(dbtest.Limited(t), db, "k")), mysqllock.ErrClosed)
 		dbtest.Soon(t, "no connection is left", func() bool {
 			var n int
 			dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
@@ -531,9 +525,7 @@ func TestVersionInsideALeaseIsRefused(t *testing.T) {
 		defer h.Release()
 		for _, opt := range []lockctx.Option{lockctx.Optimistic(), lockctx.IfVersion(v)} {
 			_, err := db.ExecContext(lockctx.With(h.Context(), "k", opt), "UPDATE p SET stock = 1 WHERE id = 1")
-			if !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("a version inside a lease on the key: %v", err)
-			}
+			dbtest.Is(t, "a version inside a lease on the key", err, mysqllock.ErrUnsafe)
 		}
 		s.wantStock(1, 10)
 	})

@@ -196,17 +196,11 @@ func TestSlotRefusedUnderALease(t *testing.T) {
 		stock.MustRead(t, ctx, db, 1)
 		more := lockctx.With(lockctx.With(ctx, "a", lockctx.Row()), "b", lockctx.Row(), lockctx.Slots(1), lockctx.NoWait())
 		_, err := db.BeginTx(more, nil)
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("BeginTx: %v", err)
-		}
+		dbtest.Is(t, "BeginTx", err, mysqllock.ErrLocked)
 		_, err = db.ExecContext(more, "UPDATE p SET stock = 0 WHERE id = 1")
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("Exec: %v", err)
-		}
+		dbtest.Is(t, "Exec", err, mysqllock.ErrLocked)
 		_, err = read(more, db, 1)
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("Query: %v", err)
-		}
+		dbtest.Is(t, "Query", err, mysqllock.ErrLocked)
 		s.wantLeased("job", true)
 		s.wantLocked("a", false)
 		dbtest.OK(t, h.Release())
@@ -750,9 +744,7 @@ func TestOlderOfTwoVersionsCounts(t *testing.T) {
 			versions[i], _ = mysqllock.Version(ctx)
 		}
 		ctx := lockctx.With(lockctx.With(dbtest.Limited(t), "k", lockctx.IfVersion(versions[1])), "k", lockctx.IfVersion(versions[0]))
-		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 99 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("an older version inside a newer one: %v", err)
-		}
+		dbtest.Is(t, "an older version inside a newer one", dbtest.Err(db.ExecContext(ctx, "UPDATE p SET stock = 99 WHERE id = 1")), mysqllock.ErrConflict)
 		s.wantStock(1, 8)
 	})
 }
@@ -767,9 +759,7 @@ func TestOldSnapshotUnderVersion(t *testing.T) {
 		stock.MustRead(t, dbtest.Limited(t), conn, 2)
 		ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
 		stock.MustRead(t, ctx, db, 2)
-		if _, err := read(ctx, conn, 1); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("a second read on another connection: %v", err)
-		}
+		dbtest.Is(t, "a second read on another connection", dbtest.Err(read(ctx, conn, 1)), mysqllock.ErrUnsafe)
 		dbtest.Exec(t, conn, "ROLLBACK")
 	})
 }
@@ -784,9 +774,7 @@ func TestConflictEndsTheUnit(t *testing.T) {
 		if _, err := db.ExecContext(ctx, "INSERT INTO p VALUES (1, 1)"); err == nil {
 			t.Error("a duplicate was inserted")
 		}
-		if _, err := db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("a statement after the conflict: %v", err)
-		}
+		dbtest.Is(t, "a statement after the conflict", dbtest.Err(db.ExecContext(ctx, "UPDATE p SET stock = 9 WHERE id = 1")), mysqllock.ErrConflict)
 		s.wantLeased("l", false)
 		s.wantStock(1, 3)
 	})
@@ -825,9 +813,7 @@ func TestProcessWithoutStripesIsRefusedOnceOthersHaveThem(t *testing.T) {
 		dbtest.OK(t, h.Release())
 		h = stock.Acquire(t, striped, "k")
 		defer h.Release()
-		if _, err := mysqllock.Acquire(dbtest.Limited(t), own, "k"); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("a row of its own: %v", err)
-		}
+		dbtest.Is(t, "a row of its own", dbtest.Err(mysqllock.Acquire(dbtest.Limited(t), own, "k")), mysqllock.ErrUnsafe)
 	})
 }
 

@@ -1157,9 +1157,7 @@ func TestSessionsInUse(t *testing.T) {
 
 		// A key that somebody has is locked, all the same.
 		_, err := mysqllock.Acquire(dbtest.Limited(t), db, "a", lockctx.NoWait())
-		if !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("a held key: %v", err)
-		}
+		dbtest.Is(t, "a held key", err, mysqllock.ErrLocked)
 		dbtest.OK(t, h.Release())
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "b", func(context.Context) error { return nil }))
 	})
@@ -1378,9 +1376,7 @@ func TestUnboundedPoolIsNotTakenForFull(t *testing.T) {
 		defer cancel()
 		var n int
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT 1").Scan(&n))
-		if err := stock.Told(func() error { return begin(lockctx.Wait(300 * time.Millisecond)) }); !errors.Is(err, mysqllock.ErrTimeout) {
-			t.Errorf("another waiter: %v, want ErrTimeout", err)
-		}
+		dbtest.Is(t, "another waiter", stock.Told(func() error { return begin(lockctx.Wait(300 * time.Millisecond)) }), mysqllock.ErrTimeout)
 		dbtest.OK(t, h.Release())
 		dbtest.OK(t, <-first)
 	})

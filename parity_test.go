@@ -467,9 +467,7 @@ func TestPlainConnectorClose(t *testing.T) {
 	s := newFake()
 	s.closeErr = errFakeClose
 	k, err := mysqllock.Wrap(fakeCloser{fakeConnector{s}}, mysqllock.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	if err := sql.OpenDB(k).Close(); !errors.Is(err, errFakeClose) {
 		t.Errorf("Close returned %v, want the base connector's error", err)
 	}
@@ -478,9 +476,7 @@ func TestPlainConnectorClose(t *testing.T) {
 	}
 
 	k, err = mysqllock.Wrap(fakeConnector{s}, mysqllock.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	if err := sql.OpenDB(k).Close(); err != nil {
 		t.Errorf("Close of a connector that is no closer returned %v", err)
 	}
@@ -495,16 +491,12 @@ func TestPlainValuesComeBackUntouched(t *testing.T) {
 		s.rows = shape.make
 		wrapped(t, s, func(c driver.Conn) {
 			rows, err := c.(driver.QueryerContext).QueryContext(ctx, "SELECT a", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			if got, want := reflect.TypeOf(rows), reflect.TypeOf(shape.make(nil)); got != want {
 				t.Errorf("rows with %s come back as %v", shape.name, got)
 			}
 			res, err := c.(driver.ExecerContext).ExecContext(ctx, "UPDATE a", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			if res != (fakeResult{5, 2}) {
 				t.Errorf("the result comes back as %#v", res)
 			}
@@ -543,18 +535,14 @@ func TestRowsInAUnitOfWork(t *testing.T) {
 					return answers(c, text)
 				}
 				k, err := mysqllock.Wrap(fakeConnector{s}, mysqllock.Config{Schema: "manual"})
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				db := sql.OpenDB(k)
 				defer db.Close()
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				hint := lockctx.With(ctx, "k")
 				tx, err := db.BeginTx(lockctx.With(ctx, "tx"), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				defer tx.Rollback()
 				sees := func(ctx context.Context, q queryer) []string {
 					s.since()
@@ -574,9 +562,7 @@ func TestRowsInAUnitOfWork(t *testing.T) {
 func wrapped(t *testing.T, s *fakeServer, f func(driver.Conn)) {
 	t.Helper()
 	k, err := mysqllock.Wrap(fakeConnector{s}, mysqllock.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	raw(t, k, f)
 }
 
@@ -585,13 +571,9 @@ func raw(t *testing.T, k driver.Connector, f func(driver.Conn)) {
 	db := sql.OpenDB(k)
 	defer db.Close()
 	conn, err := db.Conn(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	defer conn.Close()
-	if err := conn.Raw(func(c any) error { f(c.(driver.Conn)); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, conn.Raw(func(c any) error { f(c.(driver.Conn)); return nil }))
 }
 
 // TestRawLooksLikeMySQL compares with connections of go-sql-driver/mysql
@@ -607,13 +589,9 @@ func TestRawLooksLikeMySQL(t *testing.T) {
 		return client, nil
 	}
 	bare, err := mysql.NewConnector(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	ours, err := mysqllock.NewConnector(cfg, mysqllock.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	interfaces := []reflect.Type{
 		reflect.TypeFor[driver.Conn](), reflect.TypeFor[driver.ConnBeginTx](), reflect.TypeFor[driver.ConnPrepareContext](),
 		reflect.TypeFor[driver.Execer](), reflect.TypeFor[driver.ExecerContext](), //nolint:staticcheck // it has them
@@ -639,9 +617,7 @@ func TestRawLooksLikeMySQL(t *testing.T) {
 	}
 	prepare := func(c driver.Conn) driver.Stmt {
 		stmt, err := c.Prepare("UPDATE a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, err)
 		return stmt
 	}
 	raw(t, bare, func(theirs driver.Conn) {
@@ -657,9 +633,7 @@ func TestRawLooksLikeMySQL(t *testing.T) {
 				t.Errorf("Unwrap returns %T, want %T", got, theirs)
 			}
 			res, err := c.(driver.ExecerContext).ExecContext(context.Background(), "UPDATE a; UPDATE b", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			all, ok := res.(mysql.Result)
 			if !ok {
 				t.Fatalf("a result is %T, want mysql.Result", res)
@@ -721,9 +695,7 @@ func TestGapsOfSqlmw(t *testing.T) {
 	hint = lockctx.With(hint, "k")
 	open := func(t *testing.T, s *fakeServer) *sql.DB {
 		k, err := mysqllock.Wrap(fakeConnector{s}, mysqllock.Config{Schema: "manual"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, err)
 		db := sql.OpenDB(k)
 		t.Cleanup(func() { db.Close() })
 		return db
@@ -739,9 +711,7 @@ func TestGapsOfSqlmw(t *testing.T) {
 					t.Errorf("the result is %T, %v", res, err)
 				}
 				stmt, err := c.Prepare("UPDATE a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				defer stmt.Close()
 				res, err = stmt.(driver.StmtExecContext).ExecContext(ctx, nil)
 				if _, ok := res.(mysql.Result); err != nil || !ok {
@@ -784,17 +754,11 @@ func TestGapsOfSqlmw(t *testing.T) {
 		{"calls without a context are not seen", func(t *testing.T) {
 			s := newFake().mysqlAnswers()
 			k, err := mysqllock.Wrap(fakeConnector{s}, mysqllock.Config{Schema: "manual"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			raw(t, k, func(c driver.Conn) {
-				if _, err := c.(driver.ConnBeginTx).BeginTx(hint, driver.TxOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, dbtest.Err(c.(driver.ConnBeginTx).BeginTx(hint, driver.TxOptions{})))
 				stmt, err := c.Prepare("COMMIT")
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				// These would end the lock, so whoever sees them refuses them.
 				_, err1 := c.(driver.Execer).Exec("COMMIT", nil)   //nolint:staticcheck // the old form is meant
 				_, err2 := c.(driver.Queryer).Query("COMMIT", nil) //nolint:staticcheck // as above
@@ -806,9 +770,7 @@ func TestGapsOfSqlmw(t *testing.T) {
 					}
 				}
 				s.since()
-				if err := c.Close(); err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, c.Close())
 				if got, want := s.sent(), []string{"1 Rollback"}; !slices.Equal(got, want) {
 					t.Errorf("the server got\n%s", strings.Join(got, "\n"))
 				}
@@ -819,9 +781,7 @@ func TestGapsOfSqlmw(t *testing.T) {
 			db := open(t, s)
 			ended, end := context.WithCancel(marked(hint, "caller"))
 			_, err := db.BeginTx(ended, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			end()
 			db.SetMaxOpenConns(1)
 			if _, err := db.Exec("UPDATE next"); err != nil { // waits for the rollback
@@ -977,9 +937,7 @@ func TestLoadDataWhoseReaderFailsWritesNothingUnderALock(t *testing.T) {
 					},
 				} {
 					ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), fmt.Sprint(params, kind, how), opt))
-					if err := run(ctx); !errors.Is(err, fails) {
-						t.Errorf("%s, %s: %v", kind, how, err)
-					}
+					dbtest.Is(t, fmt.Sprintf("%s, %s", kind, how), run(ctx), fails)
 					cancel()
 					var n int
 					dbtest.OK(t, s.plain.QueryRow("SELECT COUNT(*) FROM loaded").Scan(&n))
@@ -1542,9 +1500,7 @@ func query(ctx context.Context, db *sql.DB, _ *sql.Stmt) error {
 func pair(tb testing.TB, rows nothing, work func(context.Context, *sql.DB, *sql.Stmt) error) (bare, wrapped func()) {
 	tb.Helper()
 	k, err := mysqllock.Wrap(rows, mysqllock.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dbtest.OK(tb, err)
 	return doing(tb, rows, work), doing(tb, k, work)
 }
 
@@ -1555,14 +1511,10 @@ func doing(tb testing.TB, k driver.Connector, work func(context.Context, *sql.DB
 	db := sql.OpenDB(k)
 	tb.Cleanup(func() { db.Close() })
 	p, err := db.PrepareContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dbtest.OK(tb, err)
 	tb.Cleanup(func() { p.Close() })
 	return func() {
-		if err := work(ctx, db, p); err != nil {
-			tb.Fatal(err)
-		}
+		dbtest.OK(tb, work(ctx, db, p))
 	}
 }
 
@@ -1621,9 +1573,7 @@ func price(b *testing.B, cfg mysqllock.Config) {
 			var allocs [2]float64
 			for i, cfg := range []mysqllock.Config{{}, cfg} {
 				k, err := mysqllock.Wrap(w.rows, cfg)
-				if err != nil {
-					b.Fatal(err)
-				}
+				dbtest.OK(b, err)
 				once[i] = doing(b, k, w.work)
 				allocs[i] = testing.AllocsPerRun(200, once[i])
 			}

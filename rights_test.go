@@ -336,9 +336,7 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%d rows for a key that was deleted and is held, want 1", n)
 		}
-		if _, err := mysqllock.Acquire(dbtest.Limited(t), s.open("lockTable="+elsewhere+".my-locks$"), "k", lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("a key whose row was deleted and made again is not locked: %v", err)
-		}
+		dbtest.Is(t, "a key whose row was deleted and made again is not locked", dbtest.Err(mysqllock.Acquire(dbtest.Limited(t), s.open("lockTable="+elsewhere+".my-locks$"), "k", lockctx.NoWait())), mysqllock.ErrLocked)
 		dbtest.OK(t, ha.Release())
 		dbtest.Exec(t, s.plain, "DROP TABLE "+elsewhere+".`my-locks$`")
 		for _, key := range []string{"k", "k2"} { // a known one, too
@@ -376,12 +374,8 @@ func TestServerWithOtherSettings(t *testing.T) {
 		dbtest.OK(t, err)
 		dbtest.Exec(t, another, "UPDATE p SET stock = 5 WHERE id = 2")
 		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), db)
-		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a lock wait timeout that rolls back: %v", err)
-		}
-		if _, err := tx.Exec("UPDATE p SET stock = 6 WHERE id = 3"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the next statement: %v", err)
-		}
+		dbtest.Is(t, "a lock wait timeout that rolls back", dbtest.Err(tx.Exec("UPDATE p SET stock = 6 WHERE id = 2")), mysqllock.ErrLost)
+		dbtest.Is(t, "the next statement", dbtest.Err(tx.Exec("UPDATE p SET stock = 6 WHERE id = 3")), mysqllock.ErrLost)
 		tx.Rollback()
 		dbtest.OK(t, another.Rollback())
 		s.wantStock(3, 10)
@@ -1075,9 +1069,7 @@ func TestNoWaitBesideCleanUp(t *testing.T) {
 			}
 			noWait := func() error { return mysqllock.Do(dbtest.Limited(t), db, "k", nothing, kind, lockctx.NoWait()) }
 			unlock := lock()
-			if err := noWait(); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("without a clean-up: %v", err)
-			}
+			dbtest.Is(t, "without a clean-up", noWait(), mysqllock.ErrLocked)
 			unlock()
 			for began := time.Now(); ; {
 				unlock = lock()

@@ -112,16 +112,12 @@ func mock(t *testing.T, cfg mysqllock.Config) *mocked {
 	t.Helper()
 	base, m, err := sqlmock.NewWithDSN(t.Name(), sqlmock.QueryMatcherOption(sqlmock.QueryMatcherFunc(
 		func(want, got string) error { return sqlmock.QueryMatcherEqual.Match(want, fixed(got)) })))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	if cfg.Schema == "" {
 		cfg.Schema = "manual"
 	}
 	k, err := mysqllock.Wrap(mockConnector{base.Driver(), t.Name()}, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	x := &mocked{Sqlmock: m, t: t, db: sql.OpenDB(k), ctx: lockctx.With(context.Background(), "k")}
 	t.Cleanup(func() {
 		if err := m.ExpectationsWereMet(); err != nil {
@@ -275,9 +271,7 @@ func (m *mocked) stillOpen() {
 func (m *mocked) begin() *sql.Tx {
 	m.t.Helper()
 	tx, err := m.db.BeginTx(m.ctx, nil)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	dbtest.OK(m.t, err)
 	return tx
 }
 

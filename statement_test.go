@@ -420,9 +420,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 		}
 		t.Run("one lock context for two goroutines", func(t *testing.T) {
 			ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
-			if _, err := read(ctx, db, 1); err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, dbtest.Err(read(ctx, db, 1)))
 			second := make(chan error)
 			go func() {
 				_, err := read(ctx, db, 1)
@@ -432,9 +430,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 			dbtest.OK(t, write(ctx, db))
 
 			ctx = lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
-			if _, err := read(ctx, strict, 1); err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, dbtest.Err(read(ctx, strict, 1)))
 			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
 		})
 		t.Run("a wrapper that drops contexts", func(t *testing.T) {
@@ -659,9 +655,7 @@ func TestCloseWhileUnitsAskForMore(t *testing.T) {
 			var asking sync.WaitGroup
 			for i := range 16 {
 				hold, err := mysqllock.Acquire(context.Background(), db, fmt.Sprintf("hold %d", i))
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				asking.Go(func() {
 					for n := 0; ; n++ {
 						ctx := lockctx.With(hold.Context(), fmt.Sprintf("more %d %d", i, n%20))
@@ -726,9 +720,7 @@ func TestDeadlockAmongStreamedRowsEndsTheUnit(t *testing.T) {
 		dbtest.OK(t, rows.Close())
 		<-cycle
 		dbtest.OK(t, other.Rollback())
-		if _, err := tx.Exec("UPDATE p SET stock = 77 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("a statement after the deadlock: %v", err)
-		}
+		dbtest.Is(t, "a statement after the deadlock", dbtest.Err(tx.Exec("UPDATE p SET stock = 77 WHERE id = 2")), mysqllock.ErrLost)
 		tx.Rollback()
 		s.wantStock(2, 10)
 		s.wantStock(1, 10)
@@ -748,9 +740,7 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 		}
 		s.wantLocked("k", true)
 		dbtest.Exec(t, tx, "CALL leaky()") // whether it has ended the transaction is asked before the next statement
-		if _, err := tx.Exec("UPDATE p SET stock = 99 WHERE id = 2"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the next statement: %v", err)
-		}
+		dbtest.Is(t, "the next statement", dbtest.Err(tx.Exec("UPDATE p SET stock = 99 WHERE id = 2")), mysqllock.ErrLost)
 		tx.Rollback()
 		s.wantStock(2, 10)
 
@@ -771,18 +761,14 @@ func TestProcedureThatCommitsLosesTheLock(t *testing.T) {
 			tx := dbtest.Begin(t, ctx, db)
 			dbtest.Exec(t, tx, "SAVEPOINT mine")
 			dbtest.Exec(t, tx, "CALL leaky()")
-			if err := next(ctx, tx); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s after a procedure that commits: %v", what, err)
-			}
+			dbtest.Is(t, what+" after a procedure that commits", next(ctx, tx), mysqllock.ErrLost)
 			tx.Rollback()
 			s.wantStock(2, 10)
 		}
 		// Outside of a transaction COMMIT follows at once.
 		for _, text := range []string{"CALL leaky()", "CALL leaky_and_failing()"} {
 			dbtest.Exec(t, s.plain, "CREATE PROCEDURE IF NOT EXISTS leaky_and_failing() BEGIN COMMIT; SIGNAL SQLSTATE '45000'; END")
-			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s outside of a transaction: %v", text, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("%s outside of a transaction", text), dbtest.Err(db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text)), mysqllock.ErrLost)
 		}
 	})
 }

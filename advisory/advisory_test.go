@@ -48,9 +48,7 @@ func TestAHeldLockIsRefusedWithItsHolder(t *testing.T) {
 
 		dbtest.OK(t, lock.Release())
 		dbtest.OK(t, lock.Release())
-		if err := lock.Err(); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after the release: %v", err)
-		}
+		dbtest.Is(t, "after the release", lock.Err(), lockerr.ErrClosed)
 		// On a busy machine a statement that was given up may still get it for a moment.
 		dbtest.Soon(t, "nobody has it", func() bool { return s.holder(plain, "Key") == "" })
 		dbtest.OK(t, other.acquire("Key", 0).Release())
@@ -130,9 +128,7 @@ func TestCloseReleasesAndTellsHolders(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		for range 2 {
-			if err := <-failed; !errors.Is(err, lockerr.ErrClosed) {
-				t.Errorf("who waited got %v", err)
-			}
+			dbtest.Is(t, "who waited", <-failed, lockerr.ErrClosed)
 		}
 		s.free(plain, "k") // which the server may notice a moment later
 		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
@@ -140,9 +136,7 @@ func TestCloseReleasesAndTellsHolders(t *testing.T) {
 			t.Errorf("the holder was told %v, and %v", lost.err, lock.Err())
 		}
 		dbtest.OK(t, lock.Release())
-		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after Close: %v", err)
-		}
+		dbtest.Is(t, "after Close", dbtest.Err(p.Acquire(t.Context(), request("k", 0))), lockerr.ErrClosed)
 		dbtest.Soon(t, "nobody waits on the server", func() bool { return len(s.waiters(plain, "theirs")) == 0 })
 		dbtest.OK(t, theirs.Release())
 		p.Close()

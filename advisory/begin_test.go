@@ -109,9 +109,7 @@ func TestTheTransactionBeginsWhileTheLockIsAskedFor(t *testing.T) {
 		if texts := sent(); !w.b.Begun || len(texts) != 1 || texts[0] != "START TRANSACTION" {
 			t.Errorf("begun %v: %q", w.b.Begun, texts)
 		}
-		if n := s.One(w.Conn.Conn, "SELECT COUNT(*) FROM "+s.written()); n != "1" {
-			t.Errorf("the transaction sees %s rows", n)
-		}
+		dbtest.Equal(t, "the transaction sees %s rows", s.One(w.Conn.Conn, "SELECT COUNT(*) FROM "+s.written()), "1")
 		s.Exec(w.Conn.Conn, "INSERT INTO "+s.written()+" VALUES (2)")
 		s.wantWritten("it has begun", 1)
 		if done, _, err := w.check(lock).Commit(dbtest.Limited(t)); !done || err != nil {
@@ -145,9 +143,7 @@ func TestARefusedCallerHasNoTransaction(t *testing.T) {
 		if _, err := w.begin(dbtest.Limited(t), 0); !errors.Is(err, lockerr.ErrLocked) || w.b.Begun {
 			t.Errorf("no wait: %v, begun %v", err, w.b.Begun)
 		}
-		if got := strings.Join(sent(), "; "); got != "START TRANSACTION; ROLLBACK" {
-			t.Errorf("sent %q", got)
-		}
+		dbtest.Equal(t, "sent %q", strings.Join(sent(), "; "), "START TRANSACTION; ROLLBACK")
 		idle()
 		s.wantWritten("no wait", 1)
 
@@ -395,9 +391,7 @@ func TestATransactionBeginsWithItsLockAndEndsWithIt(t *testing.T) {
 				t.Errorf("%s: begun %v: %q", what, w.b.Begun, texts)
 			}
 			s.Exec(conn, "INSERT INTO "+s.written()+" VALUES (1)")
-			if _, err := other.Acquire(dbtest.Limited(t), request("k", 0)); !errors.Is(err, lockerr.ErrLocked) {
-				t.Errorf("%s: another process: %v", what, err)
-			}
+			dbtest.Is(t, what+": another process", dbtest.Err(other.Acquire(dbtest.Limited(t), request("k", 0))), lockerr.ErrLocked)
 			if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "30" {
 				t.Errorf("%s: the server would end it after %s s", what, n)
 			}
@@ -563,13 +557,9 @@ func TestAShorterIdleLimitIsKept(t *testing.T) {
 		conn := s.Connect()
 		s.Exec(conn, "SET SESSION wait_timeout = 7")
 		w, lock := p.onTxConn(conn)
-		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
-			t.Errorf("it is %s", n)
-		}
+		dbtest.Equal(t, "it is %s", s.One(conn, "SELECT @@SESSION.wait_timeout"), "7")
 		w.commits(lock)
-		if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "7" {
-			t.Errorf("it is %s", n)
-		}
+		dbtest.Equal(t, "it is %s", s.One(conn, "SELECT @@SESSION.wait_timeout"), "7")
 	})
 }
 
@@ -590,9 +580,7 @@ func TestCloseKeepsNobodyFromCommitting(t *testing.T) {
 			}
 			released(t, lock)
 			w.clean(fmt.Sprintf("commit %v", commit))
-			if _, err := w.txConn(); !errors.Is(err, lockerr.ErrClosed) {
-				t.Errorf("after Close: %v", err)
-			}
+			dbtest.Is(t, "after Close", dbtest.Err(w.txConn()), lockerr.ErrClosed)
 		}
 	})
 }

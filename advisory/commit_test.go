@@ -119,9 +119,7 @@ func TestOneStatementChecksAndCommits(t *testing.T) {
 			if done, unknown, err := check.Commit(dbtest.Limited(t)); done || unknown || err != nil {
 				t.Errorf("%s: done %v, unknown %v, %v", what, done, unknown, err)
 			}
-			if err := check.Fence(dbtest.Limited(t)); !errors.Is(err, want) {
-				t.Errorf("%s: %v", what, err)
-			}
+			dbtest.Is(t, what, check.Fence(dbtest.Limited(t)), want)
 			s.wantWritten(what, 1)
 			s.Exec(w.Conn.Conn, "ROLLBACK")
 		}
@@ -200,9 +198,7 @@ func TestTheCheckIsAStatementOfItsOwnElsewhere(t *testing.T) {
 			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 			s.free(w.Conn.Conn, "k")
 			w.Moved()
-			if _, err := p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Grant{lock}, true); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("%s: lost: %v", what, err)
-			}
+			dbtest.Is(t, what+": lost", dbtest.Err(p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Grant{lock}, true)), lockerr.ErrLost)
 		}
 	})
 }
@@ -257,9 +253,7 @@ func TestTheCheckSeesALossThatNobodyHasNoticed(t *testing.T) {
 		dbtest.OK(t, err)
 		fine(conn, both)
 		dbtest.OK(t, conn.Close())
-		if n := count.sent.Load(); n != 1 {
-			t.Errorf("%d statements", n)
-		}
+		dbtest.Equal(t, "%d statements", count.sent.Load(), 1)
 		check := func(want error, locks ...*advisory.Lock) {
 			t.Helper()
 			_, err := p.Check(t.Context(), plain, locks)

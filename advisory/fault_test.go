@@ -73,9 +73,7 @@ func TestStatementsOfOneLockArePreparedWhereTheyCanBe(t *testing.T) {
 				lock := p.acquire(key, 0)
 				p.held(plain, lock)
 				dbtest.OK(t, lock.Release())
-				if id := s.holder(plain, key); id != "" {
-					t.Errorf("connection %q still has it", id)
-				}
+				dbtest.Equal(t, "connection %q still has it", s.holder(plain, key), "")
 			}
 			if n := runs.prepared.Load(); able && n < 20 || !able && n > 0 {
 				t.Errorf("able to prepare is %v: %d statements were", able, n)
@@ -105,9 +103,7 @@ func TestWhatTheServerRefusesCostsNobodyElseALock(t *testing.T) {
 			if server.Number(err) != uint16(n) || want != nil && !errors.Is(err, want) {
 				t.Errorf("%d became %v", n, err)
 			}
-			if id := s.holder(plain, "bad"); id != "" {
-				t.Errorf("connection %s has it", id)
-			}
+			dbtest.Equal(t, "connection %s has it", s.holder(plain, "bad"), "")
 		}
 		number.Store(1317) // KILL QUERY
 		left.Store(1)
@@ -115,9 +111,7 @@ func TestWhatTheServerRefusesCostsNobodyElseALock(t *testing.T) {
 		if err := good.Err(); err != nil {
 			t.Errorf("another lock was lost: %v", err)
 		}
-		if id := s.holder(plain, "bad"); id != "" {
-			t.Errorf("connection %s has it", id)
-		}
+		dbtest.Equal(t, "connection %s has it", s.holder(plain, "bad"), "")
 		dbtest.OK(t, good.Release())
 	})
 }

@@ -154,9 +154,7 @@ func TestACallerThatGivesUpAYieldLeavesTheLockFree(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 		time.Sleep(50 * time.Millisecond)
 		cancel()
-		if err := <-gaveUp; !errors.Is(err, context.Canceled) {
-			t.Errorf("who gave up got %v", err)
-		}
+		dbtest.Is(t, "who gave up", <-gaveUp, context.Canceled)
 		close(answer)
 		s.free(s.open(), "k")
 		dbtest.OK(t, (<-got).Release())

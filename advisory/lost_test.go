@@ -106,9 +106,7 @@ func TestAWaiterBehindALostLockGetsOneOfItsOwn(t *testing.T) {
 		p.inQueue("k", 1)
 		s.Exec(plain, fmt.Sprintf("KILL %d", lock.ConnectionID()))
 		next := <-got
-		if err := lock.Err(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the one before: %v", err)
-		}
+		dbtest.Is(t, "the one before", lock.Err(), lockerr.ErrLost)
 		if next.ConnectionID() == lock.ConnectionID() || next.Err() != nil {
 			t.Errorf("the next has connection %d, and %v", next.ConnectionID(), next.Err())
 		}
@@ -194,16 +192,12 @@ func TestALateGrantIsGivenBack(t *testing.T) {
 			<-asked
 			start := time.Now()
 			cancel()
-			if err := <-failed; !errors.Is(err, context.Canceled) {
-				t.Errorf("who left got %v", err)
-			}
+			dbtest.Is(t, "who left", <-failed, context.Canceled)
 			soonest = min(soonest, time.Since(start))
 			if id := s.holder(plain, "k"); id != fmt.Sprint(good.ConnectionID()) {
 				t.Fatal("the statement was not under way")
 			}
-			if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrLocked) {
-				t.Errorf("meanwhile: %v", err)
-			}
+			dbtest.Is(t, "meanwhile", dbtest.Err(p.Acquire(t.Context(), request("k", 0))), lockerr.ErrLocked)
 			slow.Store(nil)
 			close(end)
 			s.free(plain, "k")
@@ -234,9 +228,7 @@ func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 3 { // one whose statement is under way, and behind it
 			all.Go(func() {
-				if _, err := p.Acquire(ctx, left.request(fmt.Sprint(i))); !errors.Is(err, context.Canceled) {
-					t.Errorf("who left got %v", err)
-				}
+				dbtest.Is(t, "who left", dbtest.Err(p.Acquire(ctx, left.request(fmt.Sprint(i)))), context.Canceled)
 			})
 		}
 		granted := func() (n int) {
@@ -265,9 +257,7 @@ func TestCallersLeaveAServerThatDoesNotAnswer(t *testing.T) {
 				return err == nil && lock.Release() == nil
 			})
 		}
-		if n := left.count(); n != 0 {
-			t.Errorf("%d are told that have no lock", n)
-		}
+		dbtest.Equal(t, "%d are told that have no lock", left.count(), 0)
 	})
 }
 
@@ -307,9 +297,7 @@ func (s *scratch) silence(t *testing.T, ttl time.Duration, limited bool) error {
 	time.Sleep(200 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := p.Acquire(ctx, request("other", 0)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a caller got %v", err)
-	}
+	dbtest.Is(t, "a caller", dbtest.Err(p.Acquire(ctx, request("other", 0))), context.DeadlineExceeded)
 	if lock.Err() != nil {
 		return errors.New("a caller was kept until the connection was given up")
 	}
@@ -378,9 +366,7 @@ func TestAProxyThatSharesConnectionsIsUnsafe(t *testing.T) {
 		if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "proxy") {
 			t.Errorf("it says %v", err)
 		}
-		if id := s.holder(plain, "2"); id != "" {
-			t.Errorf("connection %s has it", id)
-		}
+		dbtest.Equal(t, "connection %s has it", s.holder(plain, "2"), "")
 		dbtest.Soon(t, "the holder is told", func() bool { return lost.count() == 1 })
 		if !errors.Is(lost.err, lockerr.ErrLost) || !errors.Is(lost.err, lockerr.ErrUnsafe) {
 			t.Errorf("the holder was told %v", lost.err)
@@ -411,9 +397,7 @@ func TestAReleaseWhoseAnswerIsLostFreesTheLock(t *testing.T) {
 		}), change: func(c *strategy.Config) { c.HandOverTime = 0 }})
 		lock := p.acquire("k", 0)
 		cut.Store(true)
-		if err := lock.Release(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the release: %v", err)
-		}
+		dbtest.Is(t, "the release", lock.Release(), lockerr.ErrLost)
 		lock = p.acquire("k", time.Minute)
 		got := p.acquiring("k", time.Minute)
 		p.inQueue("k", 1)
@@ -459,12 +443,8 @@ func TestARestartLosesTheLocks(t *testing.T) {
 		dbtest.Soon(t, "it waits", func() bool { return len(s.waiters(s.open(), "waited")) == 1 })
 		s.Exec(s.open(), "SET GLOBAL read_only = 1")
 		s.Exec(holder, "DO RELEASE_ALL_LOCKS()")
-		if err := <-waited; !errors.Is(err, lockerr.ErrUnsafe) {
-			t.Errorf("after a wait during which the server has become a replica: %v", err)
-		}
-		if _, err := warm.Acquire(t.Context(), request("warm", 0)); !errors.Is(err, lockerr.ErrUnsafe) {
-			t.Errorf("by a statement that was prepared before the server became a replica: %v", err)
-		}
+		dbtest.Is(t, "after a wait during which the server has become a replica", <-waited, lockerr.ErrUnsafe)
+		dbtest.Is(t, "by a statement that was prepared before the server became a replica", dbtest.Err(warm.Acquire(t.Context(), request("warm", 0))), lockerr.ErrUnsafe)
 		for _, unsafe := range []bool{false, true} {
 			q := s.process(settings{change: func(c *strategy.Config) { c.Unsafe = unsafe }})
 			if lock, err := q.Acquire(t.Context(), request("k", 0)); unsafe {

@@ -130,9 +130,7 @@ func TestAdvisoryTxConn(t *testing.T) {
 				return inner.Commit()
 			}))
 			own("after the hold", tx, "k", true)
-			if err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("somebody else: %v", err)
-			}
+			dbtest.Is(t, "somebody else", mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait()), mysqllock.ErrLocked)
 			dbtest.OK(t, tx.Commit())
 			s.WantNamed("k", false)
 			s.WantStock(1, stock-1)

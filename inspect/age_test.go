@@ -274,9 +274,7 @@ func TestChain(t *testing.T) {
 		if want := []uint64{conns[2], conns[1], conns[0]}; fmt.Sprint(found) != fmt.Sprint(want) {
 			t.Fatalf("the chain is %v, want %v: %+v", found, want, snap.Locks)
 		}
-		if got := fmt.Sprint(chain[0].Holder.WaitsFor, chain[1].Holder.WaitsFor, chain[2].Holder.WaitsFor); got != "[two] [three] []" {
-			t.Errorf("they wait for %s", got)
-		}
+		dbtest.Equal(t, "they wait for %s", fmt.Sprint(chain[0].Holder.WaitsFor, chain[1].Holder.WaitsFor, chain[2].Holder.WaitsFor), "[two] [three] []")
 		if a := chain[2].Holder.Activity; a == nil || a.Running || !chain[1].Holder.Activity.Running {
 			t.Errorf("the last one does %v, and the one before %v", a, chain[1].Holder.Activity)
 		}

@@ -3,6 +3,8 @@ package inspect_test
 import (
 	"testing"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
@@ -19,7 +21,5 @@ func TestClasses(t *testing.T) {
 			t.Errorf("%q is of %q, want %q", key, got, want)
 		}
 	}
-	if got := inspect.Classes()("k"); got != inspect.OtherKeys {
-		t.Errorf("without patterns a key is of %q", got)
-	}
+	dbtest.Equal(t, "without patterns a key is of %q", inspect.Classes()("k"), inspect.OtherKeys)
 }

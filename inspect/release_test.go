@@ -56,9 +56,7 @@ func TestRelease(t *testing.T) {
 			// Whoever had it cannot commit under it.
 			// The hold's own context may have ended by now, and database/sql says no more of it.
 			_, err = db.ExecContext(context.WithoutCancel(hold.Context()), "INSERT INTO work VALUES (1)")
-			if !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("%s: the old holder writes: %v", strategy, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("%s: the old holder writes", strategy), err, lockerr.ErrLost)
 			if err := hold.Release(); !errors.Is(err, lockerr.ErrLost) {
 				t.Errorf("%s: the old holder is told %v", strategy, err)
 			}
@@ -150,9 +148,7 @@ func TestReleaseBehindFence(t *testing.T) {
 		i := s.inspector(s.root)
 		seen := find(look(t, i), "lease", "k")
 		tx := s.rowsLocked("LOCK IN SHARE MODE", "k")
-		if _, err := i.Release(t.Context(), *seen, ""); !errors.Is(err, lockerr.ErrLocked) {
-			t.Errorf("released behind a transaction that holds the row: %v", err)
-		}
+		dbtest.Is(t, "released behind a transaction that holds the row", dbtest.Err(i.Release(t.Context(), *seen, "")), lockerr.ErrLocked)
 		time.AfterFunc(200*time.Millisecond, func() { _ = tx.Rollback() })
 		done, err := i.Release(t.Context(), *seen, "")
 		for began := time.Now(); errors.Is(err, lockerr.ErrLocked) && time.Since(began) < dbtest.Patience; { // on a busy machine it does not end in time

@@ -32,9 +32,7 @@ func BenchmarkLockedTransaction(b *testing.B) {
 			for n := 0; n < 100 || b.Loop(); n++ { // at first connections are opened, statements prepared
 				for i, db := range handles {
 					start := time.Now()
-					if err := sell(ctx, db); err != nil {
-						b.Fatal(err)
-					}
+					dbtest.OK(b, sell(ctx, db))
 					times[i] = append(times[i], time.Since(start))
 				}
 			}

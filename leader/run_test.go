@@ -54,9 +54,7 @@ func TestLeaderFails(t *testing.T) {
 		dbtest.Want(t, err, failed)
 		func() {
 			defer func() {
-				if p := recover(); p != "oops" {
-					t.Errorf("recovered %v", p)
-				}
+				dbtest.Equal(t, "recovered %v", recover(), "oops")
 			}()
 			_ = leader.Run(dbtest.Limited(t), db, key, func(context.Context) error { panic("oops") }, note, leader.TTL(time.Hour))
 		}()
@@ -220,9 +218,7 @@ func TestLost(t *testing.T) {
 			if _, err := plain.Exec("UPDATE mysqllock SET owner = 'another#00000000', token = token + 1 WHERE owner IS NOT NULL"); err != nil {
 				return err
 			}
-			if _, err := db.ExecContext(ctx, "INSERT INTO done VALUES (?)", token); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("the write without leadership: %v", err)
-			}
+			dbtest.Is(t, "the write without leadership", dbtest.Err(db.ExecContext(ctx, "INSERT INTO done VALUES (?)", token)), mysqllock.ErrLost)
 			dbtest.Exec(t, plain, "UPDATE mysqllock SET expires = UTC_TIMESTAMP(6)") // the other one is gone
 			return errors.New("what a leader says that has lost does not count")
 		}, leader.OnChange(func(c leader.Change) {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -82,9 +84,7 @@ func TestUnderLoad(t *testing.T) {
 	}
 	for _, c := range []mysqllock.Config{{}, {}, {MaxConns: 8}} {
 		db, err := l.Open(nil, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, err)
 		defer db.Close()
 		var all sync.WaitGroup
 		defer all.Wait()
@@ -116,9 +116,7 @@ func TestLeasesThatShareAConnection(t *testing.T) {
 	l := New()
 	checkAtEnd(t, l, "k3")
 	db, err := l.Open(nil, mysqllock.Config{LockMaxConns: 2, Wait: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	defer db.Close()
 	var all sync.WaitGroup
 	for i := range 64 {

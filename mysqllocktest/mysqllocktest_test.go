@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/DATA-DOG/go-sqlmock"
 
 	"github.com/mysqllock/mysqllock"
@@ -105,9 +107,7 @@ func (x *test) open(c mysqllock.Config) (*sql.DB, sqlmock.Sqlmock) {
 
 func (x *test) ok(err error) {
 	x.Helper()
-	if err != nil {
-		x.Fatal(err)
-	}
+	dbtest.OK(x, err)
 }
 
 func (x *test) is(err, want error) {
@@ -278,9 +278,7 @@ func TestTwoCallersExcludeEachOther(t *testing.T) {
 			close(leave)
 			x.ok(<-first)
 			x.ok(<-second)
-			if got := fmt.Sprint(order); got != "[first second]" {
-				t.Errorf("they came in the order %s", got)
-			}
+			dbtest.Equal(t, "they came in the order %s", fmt.Sprint(order), "[first second]")
 		})
 	}
 }

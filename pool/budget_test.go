@@ -255,9 +255,7 @@ func TestBudgetBlock(t *testing.T) {
 		t.Errorf("%d in use, %d wait, %d reserved", inUse, blocked, reserved)
 	}
 	conns[3].Release()
-	if old := pools[0].Stat().OldestWait; old != 0 {
-		t.Errorf("nobody waits, for %v", old)
-	}
+	dbtest.Equal(t, "nobody waits, for %v", pools[0].Stat().OldestWait, 0)
 	waits := queue(t, As{Waits: true}, pools[0])
 	if old := pools[0].Stat().OldestWait; old <= 0 {
 		t.Errorf("a caller has waited for %v", old)
@@ -290,9 +288,7 @@ func TestBudgetBlocking(t *testing.T) {
 	}
 	got := queue(t, blocks, pools[0])
 	acquired(t, pools[0]).Release() // passes it
-	if n := pools[0].Stat().Waiting; n != 1 {
-		t.Errorf("%d callers wait", n)
-	}
+	dbtest.Equal(t, "%d callers wait", pools[0].Stat().Waiting, 1)
 	conns[0].Unblocked()
 	conns = append(conns, <-got)
 	got = queue(t, blocks, pools[0])
@@ -356,12 +352,8 @@ func TestBudgetContexts(t *testing.T) {
 	pools[0].Shut() // does not wait for c
 	c.Release()
 	dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 0 })
-	if _, err := pools[0].Acquire(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
-	}
-	if _, err := pools[0].Acquire(t.Context()); !errors.Is(err, lockerr.ErrClosed) {
-		t.Errorf("of a closed pool: %v", err)
-	}
+	dbtest.Is(t, "with an ended context", dbtest.Err(pools[0].Acquire(ctx)), context.Canceled)
+	dbtest.Is(t, "of a closed pool", dbtest.Err(pools[0].Acquire(t.Context())), lockerr.ErrClosed)
 }
 
 // TestBudgetSlowConnect: a caller whose context ends while a connection is opened for it
@@ -477,9 +469,7 @@ func TestBudgetOfAFullServer(t *testing.T) {
 		p := newPool(cfg)
 		_, err = p.Acquire(dbtest.Limited(t))
 		dbtest.Want(t, err, errRefused)
-		if n := asked.Load(); n != 4 {
-			t.Errorf("asked %d times", n)
-		}
+		dbtest.Equal(t, "asked %d times", asked.Load(), 4)
 		p.Close()
 	}
 }

@@ -217,9 +217,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 			t.Error(err)
 		}
 		c.Release()
-		if err := <-waiter; !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("who waited got %v", err)
-		}
+		dbtest.Is(t, "who waited", <-waiter, lockerr.ErrClosed)
 		<-closed
 		_, err := p.Acquire(t.Context())
 		dbtest.Want(t, err, lockerr.ErrClosed)

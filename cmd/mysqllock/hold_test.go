@@ -39,9 +39,7 @@ func (s *scratch) says(name string) (text string) {
 func TestHold(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		first := s.hold("first", "k")
-		if token := s.says("first"); token != "1\n" {
-			t.Errorf("it says %q", token)
-		}
+		dbtest.Equal(t, "it says %q", s.says("first"), "1\n")
 		s.refused(exitNotAcquired, "held by", "hold", "k", "-n")
 		s.command("run", "k", "-n", "--", "true").start().fails(exitCannotLock, "no key")
 		s.refused(exitNotAcquired, "held by", "run", "-n", "k", "--", "true")
@@ -79,9 +77,7 @@ func TestShared(t *testing.T) {
 		}
 		out := s.command("run", "-k", "k", "--shared", "--", "sh", "-c", `echo "$MYSQLLOCK_KEY ${MYSQLLOCK_TOKEN-none}"`)
 		out.Env = append(out.Env, "MYSQLLOCK_TOKEN=7") // of a run around this one
-		if text := out.start().must(0); text != "k none\n" {
-			t.Errorf("the command says %q", text)
-		}
+		dbtest.Equal(t, "the command says %q", out.start().must(0), "k none\n")
 		s.refused(exitNotAcquired, "locked", "run", "-n", "k", "--", "true")
 		dbtest.OK(t, one.Process.Signal(syscall.SIGTERM))
 		one.must(0)

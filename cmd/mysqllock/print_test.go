@@ -7,6 +7,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
@@ -80,9 +82,7 @@ func TestHeldBy(t *testing.T) {
 		", given back, kept until 12:00:03 UTC": {Time: at, Locks: []inspect.Lock{lease(inspect.Holder{Left: true, Client: inspect.Client{Program: "web-1:7:gone"}})}},
 		"":                                      {},
 	} {
-		if got := heldBy(snap); got != want {
-			t.Errorf("it says %q, want %q", got, want)
-		}
+		dbtest.Equal(t, "it says %q", heldBy(snap), want)
 	}
 }
 

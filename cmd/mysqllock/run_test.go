@@ -23,9 +23,7 @@ func TestRun(t *testing.T) {
 		if out := c.start().must(7); out != "what it reads\nreport 1 none\n" || c.errs.String() != "bad\n" {
 			t.Errorf("it wrote %q and %q", out, c.errs.String())
 		}
-		if out := s.command("run", "-k", "report", "--", "printenv", "MYSQLLOCK_TOKEN").start().must(0); out != "2\n" {
-			t.Errorf("the second token is %q", out)
-		}
+		dbtest.Equal(t, "the second token is %q", s.command("run", "-k", "report", "--", "printenv", "MYSQLLOCK_TOKEN").start().must(0), "2\n")
 		if out := s.command("run", "-k", "slots", "--slots", "3", "--", "printenv", "MYSQLLOCK_SLOT").start().must(0); !strings.Contains("0\n1\n2\n", out) || len(out) != 2 {
 			t.Errorf("the slot is %q", out)
 		}
@@ -35,9 +33,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("the lease is not as long as the DSN says: %+v", snap)
 		}
 		// What follows the command is its own.
-		if out := s.command("run", "-k", "report", "echo", "--wait", "-n").start().must(0); out != "--wait -n\n" {
-			t.Errorf("it echoed %q", out)
-		}
+		dbtest.Equal(t, "it echoed %q", s.command("run", "-k", "report", "echo", "--wait", "-n").start().must(0), "--wait -n\n")
 	})
 }
 
@@ -106,9 +102,7 @@ func TestTwoTerminals(t *testing.T) {
 		dbtest.OK(t, os.WriteFile(s.file("go"), nil, 0o644))
 		first.must(0)
 		second.must(0)
-		if got := strings.Join(lines(t, s.file("log")), ","); got != "first,end,second 2" {
-			t.Errorf("the order is %s", got)
-		}
+		dbtest.Equal(t, "the order is %s", strings.Join(lines(t, s.file("log")), ","), "first,end,second 2")
 	})
 }
 
@@ -135,9 +129,7 @@ func TestCron(t *testing.T) {
 				t.Errorf("one says %s", c.errs.String())
 			}
 		}
-		if n := len(lines(t, s.file("log"))); n != 1 {
-			t.Errorf("it ran %d times", n)
-		}
+		dbtest.Equal(t, "it ran %d times", len(lines(t, s.file("log"))), 1)
 		if out := s.command("ls").start().must(0); !strings.Contains(out, "given back, kept until ") {
 			t.Errorf("ls does not say that the key is kept:\n%s", out)
 		}
@@ -171,9 +163,7 @@ func TestKilled(t *testing.T) {
 		for _, pid := range pids {
 			dbtest.Soon(t, "process "+pid+" is gone", func() bool { return !alive(pid) })
 		}
-		if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
-			t.Errorf("the next has token %q", out)
-		}
+		dbtest.Equal(t, "the next has token %q", s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0), "2\n")
 	})
 }
 
@@ -201,9 +191,7 @@ func TestSignals(t *testing.T) {
 		waiting := s.run("k", "echo never", "--wait", "1h").start()
 		dbtest.Soon(t, "another waits", func() bool { return s.waiters("k") == 1 })
 		dbtest.OK(t, waiting.Process.Signal(syscall.SIGTERM))
-		if out := waiting.must(128 + 15); out != "" {
-			t.Errorf("who waited wrote %q", out)
-		}
+		dbtest.Equal(t, "who waited wrote %q", waiting.must(128+15), "")
 		dbtest.Soon(t, "nobody waits", func() bool { return s.waiters("k") == 0 })
 		dbtest.OK(t, c.Process.Signal(syscall.SIGTERM))
 		c.must(3)
@@ -227,9 +215,7 @@ func TestServerRestarted(t *testing.T) {
 		s.run("k", "echo too early >>log", "--no-wait").start().must(124)
 		dbtest.OK(t, os.WriteFile(s.file("go"), nil, 0o644))
 		c.must(0)
-		if out := s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0); out != "2\n" {
-			t.Errorf("the next has token %q", out)
-		}
+		dbtest.Equal(t, "the next has token %q", s.run("k", "echo $MYSQLLOCK_TOKEN", "--wait", "5m").start().must(0), "2\n")
 	})
 }
 
@@ -249,9 +235,7 @@ func TestCutOff(t *testing.T) {
 		lost.fails(exitLost, "lost")
 		deaf.fails(exitLost, "the command was stopped")
 		next.must(0)
-		if got := strings.Join(lines(t, s.file("log")), ","); got != "deaf,next" {
-			t.Errorf("the log says %s", got)
-		}
+		dbtest.Equal(t, "the log says %s", strings.Join(lines(t, s.file("log")), ","), "deaf,next")
 	})
 }
 
@@ -281,9 +265,7 @@ func TestHeldUp(t *testing.T) {
 		s.run("k", "echo next >>log", "--wait", "5m").start().must(0)
 		dbtest.OK(t, c.Process.Signal(syscall.SIGCONT))
 		c.fails(exitLost, "the command was stopped")
-		if got := strings.Join(lines(t, s.file("log")), ","); got != "runs,next" {
-			t.Errorf("the log says %s", got)
-		}
+		dbtest.Equal(t, "the log says %s", strings.Join(lines(t, s.file("log")), ","), "runs,next")
 	})
 }
 
@@ -321,7 +303,5 @@ func TestGrace(t *testing.T) {
 			t.Errorf("with a lease of %v that ends in %v: %v, want %v to %v", c.ttl, c.left, got, c.least, c.most)
 		}
 	}
-	if got := grace(30*time.Second, time.Time{}); got != 0 {
-		t.Errorf("with a lock that is no lease: %v, want none", got)
-	}
+	dbtest.Equal(t, "with a lock that is no lease: %v", grace(30*time.Second, time.Time{}), 0)
 }

@@ -92,9 +92,7 @@ func TestGC(t *testing.T) {
 		if done.Removed != 600 || done.Done {
 			t.Errorf("removed: %+v", done)
 		}
-		if out := s.command("gc").start().must(0); out != "100 rows removed\n" {
-			t.Errorf("it says %s", out)
-		}
+		dbtest.Equal(t, "it says %s", s.command("gc").start().must(0), "100 rows removed\n")
 		if out := s.command("show", "used").start().must(0); !regexp.MustCompile(`(?m)^used +- +3 +nobody$`).MatchString(out) {
 			t.Errorf("the key is\n%s", out)
 		}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
@@ -39,9 +41,7 @@ func TestHot(t *testing.T) {
 			t.Errorf("within %d minutes: %+v, want %+v", ranges[i], hot[i], want)
 		}
 	}
-	if got := (&past{}).classOf(rowLock("order:1")); got != "order:1" {
-		t.Errorf("without classes a key is of %q", got)
-	}
+	dbtest.Equal(t, "without classes a key is of %q", (&past{}).classOf(rowLock("order:1")), "order:1")
 }
 
 // TestPastIsBounded: what is remembered grows neither with the keys nor with the time, and

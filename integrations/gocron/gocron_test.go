@@ -84,14 +84,10 @@ func TestLocker(t *testing.T) {
 		}
 		for range 2 {
 			other := dbtest.StartJob(t, "schedule", d.DSN())
-			if said := next(t, other); said != "skips true" {
-				t.Errorf("the other process %s", said)
-			}
+			dbtest.Equal(t, "the other process %s", next(t, other), "skips true")
 			if first != nil {
 				first.Tell("finish")
-				if said := next(t, first); said != "has run" {
-					t.Errorf("the first process %s", said)
-				}
+				dbtest.Equal(t, "the first process %s", next(t, first), "has run")
 				first = nil
 			}
 		}
@@ -114,13 +110,9 @@ func TestElector(t *testing.T) {
 		case <-time.After(dbtest.Patience):
 			t.Fatal("nobody leads")
 		}
-		if said := next(t, other); said != "leads" {
-			t.Errorf("the other process %s", said)
-		}
+		dbtest.Equal(t, "the other process %s", next(t, other), "leads")
 		other.Tell("end")
-		if said := next(t, other); said != "ended <nil>" {
-			t.Errorf("the other process %s", said)
-		}
+		dbtest.Equal(t, "the other process %s", next(t, other), "ended <nil>")
 	})
 }
 

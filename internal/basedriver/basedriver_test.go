@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
@@ -47,12 +48,8 @@ var one = []driver.NamedValue{{Ordinal: 1, Value: int64(1)}}
 // statement closed.
 func TestSkipIsPrepared(t *testing.T) {
 	ctx := context.Background()
-	if _, err := basedriver.Exec(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
-		t.Errorf("Exec: %v", err)
-	}
-	if _, err := basedriver.Query(ctx, &bare{}, "x", nil); !errors.Is(err, driver.ErrSkip) {
-		t.Errorf("Query: %v", err)
-	}
+	dbtest.Is(t, "Exec", dbtest.Err(basedriver.Exec(ctx, &bare{}, "x", nil)), driver.ErrSkip)
+	dbtest.Is(t, "Query", dbtest.Err(basedriver.Query(ctx, &bare{}, "x", nil)), driver.ErrSkip)
 	for name, s := range map[string]*statement.Statement{"exec": {Text: "x", Args: one}, "query that fails": {Text: "x", Args: one, Query: true}, "wrong number of arguments": {Text: "x"}} {
 		c := &bare{}
 		_, _, err := s.Run(ctx, c)
@@ -81,12 +78,8 @@ func TestWithoutContexts(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	c := &old{}
-	if _, err := basedriver.Exec(ended, c, "x", one); !errors.Is(err, context.Canceled) {
-		t.Errorf("Exec: %v", err)
-	}
-	if _, err := basedriver.Query(ended, c, "x", one); !errors.Is(err, context.Canceled) {
-		t.Errorf("Query: %v", err)
-	}
+	dbtest.Is(t, "Exec", dbtest.Err(basedriver.Exec(ended, c, "x", one)), context.Canceled)
+	dbtest.Is(t, "Query", dbtest.Err(basedriver.Query(ended, c, "x", one)), context.Canceled)
 	if _, err := basedriver.Exec(context.Background(), c, "x", []driver.NamedValue{{Name: "n"}}); err == nil {
 		t.Error("a named argument has lost its name")
 	}

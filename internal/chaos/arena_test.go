@@ -61,13 +61,9 @@ type window struct {
 func newArena(t *testing.T, bin tempserver.Binary, opts ...string) *arena {
 	t.Helper()
 	bin, err := bin.WithClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	server, err := tempserver.Start(t.Context(), bin, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	t.Cleanup(func() { server.Stop() })
 	a := &arena{t: t, name: "all", topology: bin.String(), nodes: []*tempserver.Server{server}}
 	a.open()
@@ -192,9 +188,7 @@ func (a *arena) addr(node int) string {
 
 func (a *arena) must(err error) {
 	a.t.Helper()
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	dbtest.OK(a.t, err)
 }
 
 func (a *arena) exec(statement string) error {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -21,9 +23,7 @@ func TestClusters(t *testing.T) {
 		t.Run(string(topology), func(t *testing.T) {
 			tempserver.RequireCluster(t, topology)
 			cluster, err := tempserver.StartCluster(t.Context(), topology)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dbtest.OK(t, err)
 			t.Cleanup(func() { cluster.Stop() })
 			a := &arena{t: t, name: "all", topology: string(topology), nodes: cluster.Nodes, cluster: cluster}
 			a.open()

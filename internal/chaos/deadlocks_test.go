@@ -204,9 +204,7 @@ func (s *scratch) work(other *dbtest.Child, db *sql.DB, c crew) ([]section, tall
 	other.Tell(string(line))
 	sum := c.run(db)
 	var others tally
-	if err := json.Unmarshal([]byte(other.Line()), &others); err != nil {
-		s.T.Fatal(err)
-	}
+	dbtest.OK(s.T, json.Unmarshal([]byte(other.Line()), &others))
 	if failed := sum.Failed + others.Failed; failed != "" {
 		s.T.Errorf("%+v: %s", c, failed)
 	}

@@ -5,7 +5,6 @@ package clusters
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -80,9 +79,7 @@ func behind(t *testing.T, c *cluster) {
 			release()
 			s.wantStock(1, 1, 2)
 		})
-		if !errors.Is(err, mysqllock.ErrConflict) {
-			t.Errorf("decided on what another node had changed: %v", err)
-		}
+		dbtest.Is(t, "decided on what another node had changed", err, mysqllock.ErrConflict)
 		release()
 		s.wantStock(0, 1, 2)
 		s.wantStock(1, 1, 2)

@@ -47,6 +47,17 @@ func Is(t testing.TB, what string, err, target error) {
 	}
 }
 
+// Err is what a call that returns a value, too, has failed with.
+func Err[T any](_ T, err error) error { return err }
+
+// Equal fails the test unless got is want; text says what it is, with a verb for got.
+func Equal[T comparable](t testing.TB, text string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf(text+", want %v", got, want)
+	}
+}
+
 // Says fails the test unless the text of err has all of these in it.
 func Says(t testing.TB, err error, texts ...string) {
 	t.Helper()

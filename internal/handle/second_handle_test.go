@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -96,9 +97,7 @@ func TestLeaseIsFencedOnAnotherHandle(t *testing.T) {
 					t.Errorf("%s: a read under the lease: %d, %v", which, n, err)
 				}
 				s.Steal(key)
-				if err := write(h.Context(), db2); !errors.Is(err, mysqllock.ErrLost) {
-					t.Errorf("%s, %s, after the lease was stolen: %v", which, how, err)
-				}
+				dbtest.Is(t, fmt.Sprintf("%s, %s, after the lease was stolen", which, how), write(h.Context(), db2), mysqllock.ErrLost)
 				s.WantStock(1, before-1)
 				if err := h.Release(); !errors.Is(err, mysqllock.ErrLost) {
 					t.Errorf("%s, %s: the release says %v", which, how, err)
@@ -131,9 +130,7 @@ func TestAdvisoryLockIsCheckedOnAnotherHandle(t *testing.T) {
 		var id uint64
 		dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
 		s.KillAllBut(id)
-		if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the commit after the lock was lost: %v", err)
-		}
+		dbtest.Is(t, "the commit after the lock was lost", tx.Commit(), mysqllock.ErrLost)
 		s.WantStock(1, before)
 		_ = h.Release()
 	})
@@ -192,9 +189,7 @@ func TestHoldOnAnotherServer(t *testing.T) {
 		}
 		dbtest.OK(t, writers["BeginTx"](lockctx.Without(h.Context()), db2))
 		there.WantStock(1, 9)
-		if _, err := mysqllock.Acquire(h.Context(), db2, "k2", opt); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("Acquire on another server: %v", err)
-		}
+		dbtest.Is(t, "Acquire on another server", dbtest.Err(mysqllock.Acquire(h.Context(), db2, "k2", opt)), mysqllock.ErrUnsafe)
 		dbtest.OK(t, h.Context().Err())
 		dbtest.OK(t, h.Release())
 	}
@@ -377,17 +372,13 @@ func TestHandlesAfterAFailover(t *testing.T) {
 	h, err := mysqllock.Acquire(dbtest.Limited(t), now.Handle(), "k", lockctx.Lease(30*time.Second))
 	dbtest.OK(t, err)
 	defer h.Release()
-	if err := writers["Exec"](h.Context(), moved); !errors.Is(err, mysqllock.ErrUnsafe) {
-		t.Errorf("before the failover: %v", err)
-	}
+	dbtest.Is(t, "before the failover", writers["Exec"](h.Context(), moved), mysqllock.ErrUnsafe)
 	address.Store(&cfg.Addr)
 	if err := writers["Exec"](h.Context(), moved); err != nil {
 		t.Errorf("after the failover: %v", err)
 	}
 	now.WantStock(1, 9)
 	now.Steal("k")
-	if err := writers["Exec"](h.Context(), moved); !errors.Is(err, mysqllock.ErrLost) {
-		t.Errorf("after the lease was stolen: %v", err)
-	}
+	dbtest.Is(t, "after the lease was stolen", writers["Exec"](h.Context(), moved), mysqllock.ErrLost)
 	now.WantStock(1, 9)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -13,9 +15,7 @@ import (
 // the lock, and name the caller itself.
 func TestBlamed(t *testing.T) {
 	conn := pool.Adopt(nil)
-	if err := conn.SetID("7"); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, conn.SetID("7"))
 	mine, others := new(queue.Ticket), new(queue.Ticket)
 	here := lockerr.Holder{ConnectionID: 7, ThisProcess: true, Held: time.Second}
 	for what, c := range map[string]struct {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -13,9 +15,7 @@ import (
 func enter(t *testing.T, c *starvationGuard, asked *bool) (ctx context.Context, leave func()) {
 	t.Helper()
 	ctx, leave, err := c.enter(t.Context(), asked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	c.waiting[len(c.waiting)-1].retried = true
 	return ctx, leave
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/internal/hint"
 )
 
@@ -115,9 +117,7 @@ func TestLockContextRemembers(t *testing.T) {
 	_, h := with(context.Background(), []string{"k"})
 	made := 0
 	for range 2 {
-		if got := h.LockContext.State("handle", func() any { made++; return made }); got != 1 {
-			t.Errorf("%v", got)
-		}
+		dbtest.Equal(t, "%v", h.LockContext.State("handle", func() any { made++; return made }), 1)
 	}
 	h.LockContext.Tell(hint.ToldToken, "k", 7)
 	if n, ok := h.LockContext.Told(hint.ToldToken, "k"); n != 7 || !ok {

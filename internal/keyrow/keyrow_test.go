@@ -50,14 +50,10 @@ func TestExist(t *testing.T) {
 		// A known key costs nothing, a forgotten one is made again.
 		s.Exec(c, "DELETE FROM "+s.table.String()+" WHERE name = 'a'")
 		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"a"}))
-		if got := s.row("a"); got != "" {
-			t.Errorf("a known key was looked at: %q", got)
-		}
+		dbtest.Equal(t, "a known key was looked at: %q", s.row("a"), "")
 		r.Forget([]string{"a"})
 		dbtest.OK(t, r.Exist(dbtest.Limited(t), []string{"a"}))
-		if got := s.row("a"); got != "41 0 nobody" {
-			t.Errorf("a forgotten key is %q", got)
-		}
+		dbtest.Equal(t, "a forgotten key is %q", s.row("a"), "41 0 nobody")
 	})
 }
 

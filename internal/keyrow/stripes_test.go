@@ -104,9 +104,7 @@ func TestStripesNest(t *testing.T) {
 			if len(rest) == 0 {
 				for _, key := range keys {
 					_, err := mysqllock.Acquire(dbtest.Limited(t), other, key, lockctx.NoWait())
-					if !errors.Is(err, mysqllock.ErrLocked) {
-						t.Errorf("%s is not locked: %v", key, err)
-					}
+					dbtest.Is(t, fmt.Sprintf("%s is not locked", key), err, mysqllock.ErrLocked)
 				}
 				return nil
 			}

@@ -35,9 +35,7 @@ func TestTakeAndRelease(t *testing.T) {
 		if r := s.row("k"); r.live || r.token != 1 || r.owner != "" || r.left > 0 {
 			t.Errorf("after the release the row is %+v", r)
 		}
-		if err := first.Err(); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after the release: %v", err)
-		}
+		dbtest.Is(t, "after the release", first.Err(), lockerr.ErrClosed)
 		dbtest.OK(t, first.Release()) // again
 
 		// From now on one statement each.
@@ -60,9 +58,7 @@ func TestTakeAndRelease(t *testing.T) {
 		if texts := sent(); len(texts) != 2 {
 			t.Errorf("with a wait it costs %q", texts)
 		}
-		if n := l.conns.Stat().InUse; n != 0 {
-			t.Errorf("%d connections are kept for nothing", n)
-		}
+		dbtest.Equal(t, "%d connections are kept for nothing", l.conns.Stat().InUse, 0)
 	})
 }
 
@@ -97,7 +93,7 @@ func TestALeaseThatHasRunOutHasOneWinner(t *testing.T) {
 			clients = append(clients, l)
 			dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 		}
-		for round := range 12 {
+		for round := range dbtest.Long(12, 50) {
 			was := s.row("k").token
 			s.set("k", "owner = 'dead#12345678', expires = UTC_TIMESTAMP(6) - INTERVAL 1 MICROSECOND")
 			var all sync.WaitGroup
@@ -339,25 +335,19 @@ func TestSettingsOfASessionChangeNoLease(t *testing.T) {
 			if r := s.row(name); r.left > 30*time.Second || r.left < 25*time.Second-time.Since(began) {
 				t.Errorf("%s: the row is %+v", name, r)
 			}
-			if _, err := plain.Acquire(dbtest.Limited(t), request(name)); !errors.Is(err, lockerr.ErrLocked) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, dbtest.Err(plain.Acquire(dbtest.Limited(t), request(name))), lockerr.ErrLocked)
 			l.renew([]*Lease{lease}, time.Second)
 			dbtest.OK(t, lease.Err())
 			s.onConn(func(conn driver.Conn) { dbtest.OK(t, l.Fence(dbtest.Limited(t), conn, []*Lease{lease})) })
 			dbtest.OK(t, lease.Release())
 			next := plain.acquire(request(name))
-			if err := l.told(waiting(name, 400*time.Millisecond)); !errors.Is(err, lockerr.ErrTimeout) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, l.told(waiting(name, 400*time.Millisecond)), lockerr.ErrTimeout)
 			dbtest.OK(t, next.Release())
 			// A lease that is lost is not ours to renew, however rows are counted.
 			lease = l.acquire(request(name))
 			s.steal(name)
 			l.renew([]*Lease{lease}, 20*time.Second)
-			if err := lease.Err(); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("%s: after a theft: %v", name, err)
-			}
+			dbtest.Is(t, name+": after a theft", lease.Err(), lockerr.ErrLost)
 		}
 	})
 }
@@ -398,9 +388,7 @@ func TestALongOwnerIsCutOff(t *testing.T) {
 		defer long.Close()
 		_, err := long.Acquire(dbtest.Limited(t), request("k"))
 		dbtest.OK(t, err)
-		if n := len(s.row("k").owner); n != 255 {
-			t.Errorf("the owner has %d bytes", n)
-		}
+		dbtest.Equal(t, "the owner has %d bytes", len(s.row("k").owner), 255)
 		err = s.locker(setup{}).refused(request("k"))
 		var e *lockerr.Error
 		if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != strings.Repeat("o", 246) {

@@ -707,9 +707,7 @@ func TestBatchFull(t *testing.T) {
 		h.wakeUps[fmt.Sprint(i)] = new(Lease)
 	}
 	l.takes.Join(new(take))
-	if got := len(l.takesFor(h)); got != 0 {
-		t.Errorf("it takes %d along", got)
-	}
+	dbtest.Equal(t, "it takes %d along", len(l.takesFor(h)), 0)
 }
 
 // TestBatchRowOnce: a row is changed once in a batch, also where a caller that has gone
@@ -823,11 +821,7 @@ func TestBatchRows(t *testing.T) {
 			})
 		}
 		name := "CAST(" + schema.Literal(odd) + " AS BINARY)"
-		if got := dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfWakeUp(s.Name, name))[0]; got != lockname.OfWakeUp(s.Name, odd) {
-			t.Errorf("the wake-up lock is %s", got)
-		}
-		if got := dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfLeasePoller(s.Name, name))[0]; got != lockname.OfLeasePoller(s.Name, odd) {
-			t.Errorf("the poller's lock is %s", got)
-		}
+		dbtest.Equal(t, "the wake-up lock is %s", dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfWakeUp(s.Name, name))[0], lockname.OfWakeUp(s.Name, odd))
+		dbtest.Equal(t, "the poller's lock is %s", dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfLeasePoller(s.Name, name))[0], lockname.OfLeasePoller(s.Name, odd))
 	})
 }

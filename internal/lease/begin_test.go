@@ -103,9 +103,7 @@ func TestBeginWithLease(t *testing.T) {
 				if r := s.row("k"); !r.live || r.token != lease.Token() || r.left < 20*time.Second {
 					t.Errorf("%s: others see %+v, the token is %d", what, r, lease.Token())
 				}
-				if _, err := other.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-					t.Errorf("%s: another process: %v", what, err)
-				}
+				dbtest.Is(t, what+": another process", dbtest.Err(other.Acquire(dbtest.Limited(t), request("k"))), lockerr.ErrLocked)
 				err := server.Exec(t.Context(), b.Conn.Conn, fmt.Sprintf("INSERT INTO written VALUES (%d)", i))
 				if reads != (server.Number(err) == 1792) {
 					t.Errorf("%s: a write: %v", what, err)
@@ -125,9 +123,7 @@ func TestBeginWithLease(t *testing.T) {
 				}
 			}
 		}
-		if n := s.written(); n != 5 {
-			t.Errorf("%d are written", n)
-		}
+		dbtest.Equal(t, "%d are written", s.written(), 5)
 	})
 }
 
@@ -402,9 +398,7 @@ func TestReleaseChecks(t *testing.T) {
 				t.Errorf("%s: committed %v, %v", name, committed, err)
 			}
 			s.Exec(b.Conn.Conn, "ROLLBACK")
-			if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("%s: Release: %v", name, err)
-			}
+			dbtest.Is(t, name+": Release", lease.Release(), lockerr.ErrLost)
 			dbtest.OK(t, lease.Detach())
 			if name == "stolen" && !s.row("k").live {
 				t.Error("the thief's lease is released")
@@ -417,9 +411,7 @@ func TestReleaseChecks(t *testing.T) {
 			_, err = s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name <> x''")
 			dbtest.OK(t, err)
 		}
-		if n := s.written(); n != 0 {
-			t.Errorf("%d are written", n)
-		}
+		dbtest.Equal(t, "%d are written", s.written(), 0)
 	})
 }
 

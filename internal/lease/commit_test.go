@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -194,9 +195,7 @@ func TestFenceWaitsTooLong(t *testing.T) {
 					dbtest.OK(t, server.Exec(ctx, conn, "START TRANSACTION"))
 					defer func() { dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK")) }()
 					time.AfterFunc(1300*time.Millisecond, func() { _ = tx.Commit() })
-					if err := l.Fence(ctx, conn, []*Lease{lease}); !errors.Is(err, lockerr.ErrLost) {
-						t.Errorf("a fence that got the row too late: %v", err)
-					}
+					dbtest.Is(t, "a fence that got the row too late", l.Fence(ctx, conn, []*Lease{lease}), lockerr.ErrLost)
 				})
 			})
 		}
@@ -230,9 +229,7 @@ func TestFenceIsAnsweredTooLate(t *testing.T) {
 		s.onConn(func(conn driver.Conn) {
 			dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "START TRANSACTION"))
 			defer func() { dbtest.OK(t, server.Exec(dbtest.Limited(t), conn, "ROLLBACK")) }()
-			if err := l.Fence(dbtest.Limited(t), &late{conn, lease}, []*Lease{lease}); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("a fence that was answered too late: %v", err)
-			}
+			dbtest.Is(t, "a fence that was answered too late", l.Fence(dbtest.Limited(t), &late{conn, lease}, []*Lease{lease}), lockerr.ErrLost)
 		})
 	})
 }
@@ -259,9 +256,7 @@ func TestFenceWhereTheClockIsSet(t *testing.T) {
 						t.Errorf("at %s: %v", at, err)
 					}
 					s.set("k", "owner = NULL")
-					if err := fence(); !errors.Is(err, lockerr.ErrLost) {
-						t.Errorf("at %s: what is not held any more is kept: %v", at, err)
-					}
+					dbtest.Is(t, fmt.Sprintf("at %s: what is not held any more is kept", at), fence(), lockerr.ErrLost)
 				})
 				l.close()
 			}
@@ -276,9 +271,7 @@ func TestClockOfTheDSN(t *testing.T) {
 		holder := s.locker(setup{})
 		lease := holder.acquire(request("k"))
 		thief := s.locker(setup{params: "timestamp=2100000000"})
-		if _, err := thief.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-			t.Errorf("beside a live lease: %v", err)
-		}
+		dbtest.Is(t, "beside a live lease", dbtest.Err(thief.Acquire(dbtest.Limited(t), request("k"))), lockerr.ErrLocked)
 		dbtest.OK(t, lease.Release())
 		old := s.locker(setup{params: "timestamp=1000000000"})
 		lease = old.acquire(request("k"))
@@ -319,9 +312,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 				// Nobody else gets it, even if it runs out.
 				_, err := s.db.Exec("SET SESSION innodb_lock_wait_timeout = 1")
 				dbtest.OK(t, err)
-				if _, err := s.locker(setup{}).Acquire(ctx, request(keyA)); !errors.Is(err, lockerr.ErrLocked) {
-					t.Errorf("while a fence stands: %v", err)
-				}
+				dbtest.Is(t, "while a fence stands", dbtest.Err(s.locker(setup{}).Acquire(ctx, request(keyA))), lockerr.ErrLocked)
 				// It does not hold up renewals, which come through soon after it.
 				soonest := time.Minute
 				for try := 0; try < 5 && soonest > 4*time.Second; try++ {
@@ -352,9 +343,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 				}
 				dbtest.Soon(t, "it is released", func() bool { return !s.row(keyB).live })
 			})
-			if err := l.Fence(dbtest.Limited(t), nil, []*Lease{b}); !errors.Is(err, lockerr.ErrClosed) {
-				t.Errorf("a fence after the release: %v", err)
-			}
+			dbtest.Is(t, "a fence after the release", l.Fence(dbtest.Limited(t), nil, []*Lease{b}), lockerr.ErrClosed)
 
 			c := l.acquire(request(keyC))
 			s.steal(c.key)
@@ -367,9 +356,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 					t.Errorf("the fence of a lost lease: %v", err)
 				}
 			})
-			if err := c.Err(); !errors.Is(err, lockerr.ErrLost) {
-				t.Errorf("after its fence failed: %v", err)
-			}
+			dbtest.Is(t, "after its fence failed", c.Err(), lockerr.ErrLost)
 			dbtest.OK(t, a.Err())
 		}
 	})

@@ -73,9 +73,7 @@ func TestLateAnswer(t *testing.T) {
 			})
 			lease, err := l.Acquire(dbtest.Limited(t), r)
 			if wait == 0 {
-				if !errors.Is(err, lockerr.ErrLocked) {
-					t.Errorf("without a wait: %v", err)
-				}
+				dbtest.Is(t, "without a wait", err, lockerr.ErrLocked)
 				late.Wait()
 				continue
 			}

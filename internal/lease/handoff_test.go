@@ -86,9 +86,7 @@ func (s *scratch) handedOver(l *locker) bool {
 	since := l.tap.Since()
 	dbtest.OK(t, first.Release())
 	for want := first.Token() + 1; want <= first.Token()+callers; want++ {
-		if got := <-tokens; got != want {
-			t.Errorf("the token is %d, want %d", got, want)
-		}
+		dbtest.Equal(t, "the token is %d", <-tokens, want)
 	}
 	dbtest.Soon(t, "the last gives it back", func() bool { return !s.row("k").live })
 	var texts []string
@@ -130,7 +128,7 @@ func TestHandoffOfALostLease(t *testing.T) {
 		}
 
 		// One that gives up in the moment of the handoff leaves nothing.
-		for range 20 {
+		for range dbtest.Long(20, 100) {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			gone := l.pass(ctx, waiting("k", 20*time.Second))
 			time.Sleep(time.Millisecond)
@@ -201,9 +199,7 @@ func TestLateFree(t *testing.T) {
 		if r := s.row("k"); !r.live || r.token != 3 {
 			t.Errorf("the later grant is freed: the row is %+v", r)
 		}
-		if _, err := other.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-			t.Errorf("another process beside the holder: %v", err)
-		}
+		dbtest.Is(t, "another process beside the holder", dbtest.Err(other.Acquire(dbtest.Limited(t), request("k"))), lockerr.ErrLocked)
 		dbtest.OK(t, later.Release())
 	})
 }

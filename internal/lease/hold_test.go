@@ -190,12 +190,8 @@ func TestCloseGivesBackAndTellsHolders(t *testing.T) {
 		if s.row("mine").live || s.row("lapsed").live || !s.row("left").live || !s.row("theirs").live {
 			t.Errorf("the rows are %+v, %+v, %+v, %+v", s.row("mine"), s.row("lapsed"), s.row("left"), s.row("theirs"))
 		}
-		if _, err := l.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after Close: %v", err)
-		}
-		if _, err := l.Await(dbtest.Limited(t), "k", time.Now(), time.Second); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("after Close: %v", err)
-		}
+		dbtest.Is(t, "after Close", dbtest.Err(l.Acquire(dbtest.Limited(t), request("k"))), lockerr.ErrClosed)
+		dbtest.Is(t, "after Close", dbtest.Err(l.Await(dbtest.Limited(t), "k", time.Now(), time.Second)), lockerr.ErrClosed)
 		dbtest.Soon(t, "nothing is left on the server", func() bool { return len(s.inWakeUp()) == 0 && s.wakeUps("mine") == 0 })
 		dbtest.OK(t, theirs.Release())
 	})

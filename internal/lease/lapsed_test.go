@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -102,9 +103,7 @@ func TestGrantAfterALapsedLease(t *testing.T) {
 			s.Lapse(db, "k")
 			last := fenced(s, "k")
 			err := grant(db, func() { t.Error("granted while the last COMMIT is on its way") }, lockctx.NoWait())
-			if !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("NoWait: %v", err)
-			}
+			dbtest.Is(t, "NoWait", err, mysqllock.ErrLocked)
 			committed := make(chan struct{})
 			time.AfterFunc(100*time.Millisecond, func() { close(committed); _ = last.Commit() })
 			granted := false
@@ -170,9 +169,7 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 			dbtest.OK(t, err)
 			all = append(all, tx)
 		}
-		if err := do(lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("while COMMITs are on their way: %v", err)
-		}
+		dbtest.Is(t, "while COMMITs are on their way", do(lockctx.NoWait()), mysqllock.ErrLocked)
 		for _, tx := range all {
 			time.AfterFunc(300*time.Millisecond, func() { _ = tx.Commit() })
 		}
@@ -188,9 +185,7 @@ func TestClockOfTheApplication(t *testing.T) {
 			db := s.Handle("timestamp=" + timestamp)
 			hold := stock.Acquire(t, s.Handle(), "k", lockctx.Lease(time.Minute), lockctx.Wait(20*time.Second))
 			err := grant(db, func() { t.Error("granted beside a lease") }, lockctx.NoWait())
-			if !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("beside a lease, at %s: %v", timestamp, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("beside a lease, at %s", timestamp), err, mysqllock.ErrLocked)
 			dbtest.OK(t, hold.Release())
 			dbtest.OK(t, grant(db, func() {}, lockctx.NoWait()))
 			s.Lapse(db, "k")
@@ -326,9 +321,7 @@ func TestWaitLeavesSettings(t *testing.T) {
 			wait := func(d time.Duration) error {
 				return begun(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(d)), db, func() {}, nil)
 			}
-			if err := stock.Told(func() error { return wait(300 * time.Millisecond) }); !errors.Is(err, mysqllock.ErrTimeout) {
-				t.Errorf("%s: %v", name, err)
-			}
+			dbtest.Is(t, name, stock.Told(func() error { return wait(300 * time.Millisecond) }), mysqllock.ErrTimeout)
 			if id2, _, _ := settings(); id2 != id { // a KILL that came late closes it
 				id, _, _ = settings()
 			}

@@ -326,9 +326,7 @@ func TestRenewalTells(t *testing.T) {
 		since := l.tap.Texts()
 		renewed(l, lease)
 		renewed(l, lease)
-		if n := count(since(), "INSERT"); n != 3 {
-			t.Errorf("two renewals were %d statements", n)
-		}
+		dbtest.Equal(t, "two renewals were %d statements", count(since(), "INSERT"), 3)
 		dbtest.OK(t, lease.Release())
 	})
 }
@@ -380,19 +378,13 @@ func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
 		count := func(where string) int {
 			return dbtest.Column[int](t, s.db, "SELECT COUNT(*) FROM "+s.table.String()+" WHERE "+where)[0]
 		}
-		if late := count("owner IS NOT NULL AND expires < '" + began + "' + INTERVAL 61 SECOND"); late != 0 {
-			t.Errorf("%d are not renewed", late)
-		}
+		dbtest.Equal(t, "%d are not renewed", count("owner IS NOT NULL AND expires < '"+began+"' + INTERVAL 61 SECOND"), 0)
 		for _, lease := range held {
 			dbtest.OK(t, lease.Err())
 		}
-		if live := count(schema.Live("")); live != many {
-			t.Errorf("%d are live on the server", live)
-		}
+		dbtest.Equal(t, "%d are live on the server", count(schema.Live("")), many)
 		l.Close()
-		if live := count(schema.Live("")); live != 0 {
-			t.Errorf("%d are live after Close", live)
-		}
+		dbtest.Equal(t, "%d are live after Close", count(schema.Live("")), 0)
 	})
 }
 
@@ -477,9 +469,7 @@ func TestARenewalFindsOutThatTheLeaseIsLost(t *testing.T) {
 		// Found out by the release.
 		lease := l.acquire(request("k"))
 		s.steal("k")
-		if err := lease.Release(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("released what is someone else's: %v", err)
-		}
+		dbtest.Is(t, "released what is someone else's", lease.Release(), lockerr.ErrLost)
 		if r := s.row("k"); !strings.HasPrefix(r.owner, "thief") || !r.live || s.wakeUps("k") != 0 {
 			t.Errorf("the row is %+v", r)
 		}
@@ -535,9 +525,7 @@ func TestAHolderThatStoodStillKnowsAtOnce(t *testing.T) {
 		lease.mu.Lock()
 		lease.deadline = time.Now().Add(-time.Minute)
 		lease.mu.Unlock()
-		if err := lease.Err(); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("past the deadline: %v", err)
-		}
+		dbtest.Is(t, "past the deadline", lease.Err(), lockerr.ErrLost)
 		n.wait(t)
 		again := l.acquire(waiting("j", 0)) // the Locker goes on
 		dbtest.OK(t, again.Release())

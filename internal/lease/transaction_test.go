@@ -68,9 +68,7 @@ func TestLeaseInBegin(t *testing.T) {
 				if has := wakeUp(s, "k"); has.Int64 != id {
 					t.Errorf("%s: %v has the wake-up lock, the transaction is on %d", name, has, id)
 				}
-				if _, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lease, lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("%s: another process: %v", name, err)
-				}
+				dbtest.Is(t, name+": another process", dbtest.Err(mysqllock.Acquire(dbtest.Limited(t), other, "k", lease, lockctx.NoWait())), mysqllock.ErrLocked)
 				dbtest.OK(t, end(tx, cancel))
 				dbtest.Soon(t, name+": it is given back", func() bool { return !s.Leased("k") && !wakeUp(s, "k").Valid })
 				cancel()

@@ -70,9 +70,7 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 		s.WantStock(1, 5)
 
 		_, err = db.QueryContext(lockctx.With(context.Background(), "k", lockctx.Lease(stock.TTL)), "SELECT 1 FROM p")
-		if !errors.Is(err, mysqllock.ErrNoEnd) {
-			t.Errorf("a read that nothing would end returned %v", err)
-		}
+		dbtest.Is(t, "a read that nothing would end", err, mysqllock.ErrNoEnd)
 	})
 }
 

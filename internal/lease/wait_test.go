@@ -302,15 +302,9 @@ func TestALeaseWaitsForARowLock(t *testing.T) {
 func (s *scratch) behindRowLock(l *locker, hold time.Duration) time.Duration {
 	t := s.T
 	tx := s.lockRow("k")
-	if _, err := l.Acquire(dbtest.Limited(t), request("k")); !errors.Is(err, lockerr.ErrLocked) {
-		t.Errorf("without a wait: %v", err)
-	}
-	if err := l.told(waiting("k", 50*time.Millisecond)); !errors.Is(err, lockerr.ErrTimeout) {
-		t.Errorf("with a short wait: %v", err)
-	}
-	if _, err := l.Acquire(dbtest.Within(t, hold/2), waiting("k", time.Minute)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("with a context that ends: %v", err)
-	}
+	dbtest.Is(t, "without a wait", dbtest.Err(l.Acquire(dbtest.Limited(t), request("k"))), lockerr.ErrLocked)
+	dbtest.Is(t, "with a short wait", l.told(waiting("k", 50*time.Millisecond)), lockerr.ErrTimeout)
+	dbtest.Is(t, "with a context that ends", dbtest.Err(l.Acquire(dbtest.Within(t, hold/2), waiting("k", time.Minute))), context.DeadlineExceeded)
 	ended := make(chan time.Time, 1)
 	time.AfterFunc(hold, func() {
 		ended <- time.Now()

@@ -278,9 +278,7 @@ func TestKilledAtCommit(t *testing.T) {
 		if r.done || !r.unknown || r.err == nil || errors.Is(r.err, lockerr.ErrConflict) {
 			t.Errorf("%+v", r)
 		}
-		if n := s.counter(look, "k"); n != 0 {
-			t.Errorf("the counter is %d", n)
-		}
+		dbtest.Equal(t, "the counter is %d", s.counter(look, "k"), 0)
 	})
 }
 

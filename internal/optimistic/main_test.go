@@ -118,9 +118,7 @@ func (s *scratch) pool(max int, setup string) *pool.Pool {
 func (p *process) remember(conn driver.Conn, keys ...string) []*optimistic.Version {
 	p.T.Helper()
 	versions, err := p.Remember(dbtest.Limited(p.T), adopt(conn), optimistic.Request{Keys: keys, Wait: 20 * time.Second})
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	dbtest.OK(p.T, err)
 	return versions
 }
 
@@ -157,9 +155,7 @@ func (p *process) wantCommit(c driver.Conn, versions ...*optimistic.Version) {
 func (p *process) wantConflict(c driver.Conn, versions ...*optimistic.Version) {
 	p.T.Helper()
 	began := time.Now()
-	if err := p.Compare(dbtest.Limited(p.T), c, versions); !errors.Is(err, lockerr.ErrConflict) {
-		p.T.Errorf("no conflict: %v", err)
-	}
+	dbtest.Is(p.T, "no conflict", p.Compare(dbtest.Limited(p.T), c, versions), lockerr.ErrConflict)
 	if d := time.Since(began); d > 30*time.Second {
 		p.T.Errorf("it took %v", d)
 	}

@@ -64,9 +64,7 @@ func TestFirstOnKey(t *testing.T) {
 		versions := <-remembered
 		c := s.Connect()
 		s.Exec(c, "START TRANSACTION")
-		if got := s.counter(c, "k"); got != 5 {
-			t.Errorf("what the holder of the row lock wrote is not there: %d", got)
-		}
+		dbtest.Equal(t, "what the holder of the row lock wrote is not there: %d", s.counter(c, "k"), 5)
 		s.wantRow("k", "1 1 nobody")
 		later, versioned := s.lock("k", "FOR UPDATE")
 		if !versioned {
@@ -279,9 +277,7 @@ func TestLapsedLease(t *testing.T) {
 		dbtest.Is(t, "the release of a lease that has run out", held.Release(), lockerr.ErrLost)
 		s.wantRow("k", fmt.Sprint(held.Token()+1, " 1 nobody"))
 		s.Exec(c, "START TRANSACTION")
-		if got := s.counter(c, "k"); got != 5 {
-			t.Errorf("what the holder of the lease wrote is not there: %d", got)
-		}
+		dbtest.Equal(t, "what the holder of the lease wrote is not there: %d", s.counter(c, "k"), 5)
 		p.wantCommit(c, versions...)
 
 		// A lease's token is no version, even where nobody has prepared it.
@@ -489,9 +485,7 @@ func TestReadUncommitted(t *testing.T) {
 		for _, control := range []bool{false, true} {
 			c := s.Connect()
 			s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-			if got := s.Query(c, "SELECT token FROM "+s.table.String()+where("k"))[0][0]; got != fmt.Sprint(before.Number()+1) {
-				t.Errorf("the test sees %s", got)
-			}
+			dbtest.Equal(t, "the test sees %s", s.Query(c, "SELECT token FROM "+s.table.String()+where("k"))[0][0], fmt.Sprint(before.Number()+1))
 			if control {
 				made := s.pool(1, "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
 				p, c = s.process(func(cfg *strategy.Config) { cfg.Control = made }), nil
@@ -565,9 +559,7 @@ func TestCancelled(t *testing.T) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		c := s.Connect()
-		if _, err := p.Remember(ended, adopt(c), optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, context.Canceled) {
-			t.Errorf("before it began: %v", err)
-		}
+		dbtest.Is(t, "before it began", dbtest.Err(p.Remember(ended, adopt(c), optimistic.Request{Keys: []string{"k"}})), context.Canceled)
 	})
 }
 
@@ -590,12 +582,8 @@ func TestWaiting(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, func() { cancel(lockerr.ErrClosed) })
 				return ctx, func() { done++; cancel(nil) }, nil
 			}
-			if _, err := p.Remember(dbtest.Limited(t), nil, r); !errors.Is(err, lockerr.ErrClosed) {
-				t.Errorf("%s: %v", key, err)
-			}
-			if _, err := p.Remember(dbtest.Limited(t), nil, r); !errors.Is(err, refused) {
-				t.Errorf("%s: %v", key, err)
-			}
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), lockerr.ErrClosed)
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), refused)
 			if calls != 2 || done != 1 {
 				t.Errorf("%s: %d calls, %d done", key, calls, done)
 			}
@@ -645,9 +633,7 @@ func TestFailures(t *testing.T) {
 		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
-		if _, err := p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}}); !errors.Is(err, driver.ErrBadConn) {
-			t.Errorf("without a connection: %v", err)
-		}
+		dbtest.Is(t, "without a connection", dbtest.Err(p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}})), driver.ErrBadConn)
 
 		broken, err := pool.New(pool.Config{
 			Connect: func(context.Context) (driver.Conn, error) { return nil, driver.ErrBadConn }, Max: 1, Idle: time.Minute,

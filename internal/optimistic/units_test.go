@@ -290,9 +290,7 @@ func TestOptimisticVersions(t *testing.T) {
 		s.WantLocked("k", false)
 		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
 		wantVersion(t, ctx, first+1)
-		if now := s.Token("k"); now != first+1 {
-			t.Errorf("the version is %d, want %d", now, first+1)
-		}
+		dbtest.Equal(t, "the version is %d", s.Token("k"), first+1)
 		// The next unit of work, of another lock context: it does not rely on the read.
 		ctx = lockctx.With(dbtest.Limited(t), "k")
 		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -474,9 +472,7 @@ func TestOptimisticConflictStays(t *testing.T) {
 					if !errors.Is(err, mysqllock.ErrConflict) || errors.Is(err, mysqllock.ErrLost) {
 						t.Errorf("%s returned %v, want ErrConflict", what, err)
 					}
-					if _, err := stock.Read(ctx, db, 1); !errors.Is(err, mysqllock.ErrConflict) {
-						t.Errorf("a read after %s returned %v, want ErrConflict", what, err)
-					}
+					dbtest.Is(t, fmt.Sprintf("a read after %s", what), dbtest.Err(stock.Read(ctx, db, 1)), mysqllock.ErrConflict)
 				}
 				s.WantStock(1, before)
 				if more != "" {
@@ -557,9 +553,7 @@ func TestOptimisticInTransactions(t *testing.T) {
 		// It has read before: what it has seen may be older than the version.
 		tx := dbtest.Begin(t, dbtest.Limited(t), db)
 		n := stock.MustRead(t, context.Background(), tx, 1)
-		if _, err := tx.ExecContext(optimistically(t), increment, n+1); !errors.Is(err, mysqllock.ErrStaleSnapshot) {
-			t.Errorf("a late hint after a read returned %v", err)
-		}
+		dbtest.Is(t, "a late hint after a read", dbtest.Err(tx.ExecContext(optimistically(t), increment, n+1)), mysqllock.ErrStaleSnapshot)
 		dbtest.OK(t, tx.Rollback())
 		tx, err := db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		dbtest.OK(t, err)
@@ -933,9 +927,7 @@ func TestOptimisticMixed(t *testing.T) {
 
 		// Shared and more would be an upgrade.
 		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Shared()), db)
-		if _, err := tx.ExecContext(optimistically(t), "DO 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
-			t.Errorf("a shared key, kept optimistically: %v", err)
-		}
+		dbtest.Is(t, "a shared key, kept optimistically", dbtest.Err(tx.ExecContext(optimistically(t), "DO 1")), mysqllock.ErrUnsafe)
 		dbtest.OK(t, tx.Rollback())
 
 		// Advisory locks are another space.
@@ -986,9 +978,7 @@ func TestOptimisticStripes(t *testing.T) {
 		wantVersion(t, ctx, version+1)
 		for _, versions := range [][2]uint64{{version, version + 1}, {version + 1, version}} {
 			ctx := with(with(dbtest.Limited(t), "k", lockctx.IfVersion(versions[0])), "other", lockctx.IfVersion(versions[1]))
-			if err := write(ctx, db); !errors.Is(err, mysqllock.ErrConflict) {
-				t.Errorf("versions %v, and it is %d: %v", versions, version+1, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("versions %v, and it is %d", versions, version+1), write(ctx, db), mysqllock.ErrConflict)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -10,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 
 	"go.uber.org/goleak"
 
@@ -48,9 +49,7 @@ func (q *Queue) Holder(key string) *lockerr.Holder {
 func enter(t *testing.T, q *Queue, keys ...string) *Ticket {
 	t.Helper()
 	ticket, err := q.Enter(ctx, alone(keys...), nil, Ends{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	return ticket
 }
 
@@ -141,18 +140,14 @@ func TestCancelledWaiter(t *testing.T) {
 
 		cancel()
 		synctest.Wait()
-		if err := <-failed; !errors.Is(err, context.Canceled) {
-			t.Errorf("the cancelled one got %v", err)
-		}
+		dbtest.Is(t, "the cancelled one", <-failed, context.Canceled)
 		if behind == nil {
 			t.Fatal("the cancelled one still has its place in another queue")
 		}
 		behind.Leave()
 
 		// Whoever comes too late does not get in, even where nobody is.
-		if _, err := q.Enter(waiting, alone("b"), nil, Ends{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("with an ended context: %v", err)
-		}
+		dbtest.Is(t, "with an ended context", dbtest.Err(q.Enter(waiting, alone("b"), nil, Ends{})), context.Canceled)
 		front.Leave()
 		q.empty(t)
 

@@ -101,9 +101,7 @@ func TestLeasedIsNotPrepared(t *testing.T) {
 			dbtest.OK(t, grant.Txn.Commit(0))
 			grant.Ticket.Leave()
 		}
-		if n := s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]; n != "0" {
-			t.Errorf("%s statements were prepared", n)
-		}
+		dbtest.Equal(t, "%s statements were prepared", s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1], "0")
 	})
 }
 

@@ -198,9 +198,7 @@ func TestRowLockWakesOnRelease(t *testing.T) {
 		p.wakeUps.wake <- struct{}{}
 		dbtest.OK(t, <-got)
 		t.Logf("granted %v after the release", time.Since(began))
-		if n := p.wakeUps.turns.Load(); n != 0 {
-			t.Errorf("%d turns were not given back", n)
-		}
+		dbtest.Equal(t, "%d turns were not given back", p.wakeUps.turns.Load(), 0)
 	})
 }
 
@@ -216,9 +214,7 @@ func TestRowLockAfterLeaseRanOut(t *testing.T) {
 			t.Errorf("granted after %v", d)
 		}
 		p.end(c, txn, ticket)
-		if n := p.wakeUps.turns.Load(); n != 0 {
-			t.Errorf("%d turns were not given back", n)
-		}
+		dbtest.Equal(t, "%d turns were not given back", p.wakeUps.turns.Load(), 0)
 	})
 }
 
@@ -391,9 +387,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("woken: alive %v, %v", alive, err)
 		}
 		end(2)
-		if n := p.wakeUps.turns.Load(); n != 0 {
-			t.Errorf("%d turns were not given back", n)
-		}
+		dbtest.Equal(t, "%d turns were not given back", p.wakeUps.turns.Load(), 0)
 
 		// Not known: the lock statement finds it, and the transaction has to go.
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"new"}))

@@ -52,9 +52,7 @@ func (p *process) refused(r rowlock.Request, want error) error {
 	if err == nil {
 		p.end(c, grant.Txn, grant.Ticket)
 	}
-	if !errors.Is(err, want) {
-		p.T.Errorf("%+v: %v", r, err)
-	}
+	dbtest.Is(p.T, fmt.Sprintf("%+v", r), err, want)
 	return err
 }
 
@@ -326,9 +324,7 @@ func TestReadersQueueUp(t *testing.T) {
 		}
 		s.waitsInServer(1)
 		dbtest.Soon(t, "all are in the queue", func() bool { return p.queue.Waiting("k") == 9 })
-		if n := p.conns.Stat().InUse; n != 1 {
-			t.Errorf("%d connections are in use", n)
-		}
+		dbtest.Equal(t, "%d connections are in use", p.conns.Stat().InUse, 1)
 		end()
 		all.Wait()
 		s.wantFree("k")
@@ -367,9 +363,7 @@ func TestSharedDeadlock(t *testing.T) {
 				said = append(said, fmt.Sprint(errors.Is(err, lockerr.ErrDeadlock)))
 			}
 		}
-		if got := strings.Join(said, " "); got != "true" {
-			t.Errorf("deadlocks: %q", got)
-		}
+		dbtest.Equal(t, "deadlocks: %q", strings.Join(said, " "), "true")
 	})
 }
 

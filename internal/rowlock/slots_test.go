@@ -323,9 +323,7 @@ func TestFreeSlot(t *testing.T) {
 			got := make(map[int]bool)
 			for range 80 {
 				i, err := p.FreeSlot(dbtest.Limited(t), rows, queue.Without(all, except))
-				if err != nil {
-					t.Fatal(err)
-				}
+				dbtest.OK(t, err)
 				got[i] = true
 			}
 			if len(got) != len(want) || slices.ContainsFunc(want, func(i int) bool { return !got[i] }) {
@@ -518,9 +516,7 @@ func TestLeasedSlots(t *testing.T) {
 		if n := p.wakeUps.calls.Load() - calls; n < 1 || n > 6+2*int32(time.Since(began)/slice) {
 			t.Errorf("it waited %d times for a lease in %v", n, time.Since(began))
 		}
-		if n := p.wakeUps.turns.Load(); n != 0 {
-			t.Errorf("%d turns were not given back", n)
-		}
+		dbtest.Equal(t, "%d turns were not given back", p.wakeUps.turns.Load(), 0)
 	})
 }
 
@@ -948,9 +944,7 @@ func TestSlotsOfAKilledProcess(t *testing.T) {
 			}
 		}
 		last := stock.Acquire(t, db, "k", kind, lockctx.Slots(3))
-		if _, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", kind, lockctx.Slots(3), lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
-			t.Errorf("a fourth of three slots: %v", err)
-		}
+		dbtest.Is(t, "a fourth of three slots", dbtest.Err(mysqllock.Acquire(dbtest.Limited(t), db, "k", kind, lockctx.Slots(3), lockctx.NoWait())), mysqllock.ErrLocked)
 		killed := time.Now()
 		c.Kill()
 		for range 2 {
@@ -998,9 +992,7 @@ func TestSlotsJoin(t *testing.T) {
 				wantSlot(t, inner, slot)
 				dbtest.OK(t, tx.Commit())
 			}
-			if n := taken(5); n != 1 {
-				t.Errorf("%d slots are taken, want 1", n)
-			}
+			dbtest.Equal(t, "%d slots are taken", taken(5), 1)
 			return nil
 		}, kind, lockctx.Slots(3)))
 
@@ -1024,9 +1016,7 @@ func TestSlotsJoin(t *testing.T) {
 		wantSlot(t, ctx, 0)
 		dbtest.OK(t, tx.Commit())
 		wantSlot(t, ctx, -1)
-		if n := taken(5); n != 0 {
-			t.Errorf("%d slots are taken, want none", n)
-		}
+		dbtest.Equal(t, "%d slots are taken", taken(5), 0)
 	})
 }
 

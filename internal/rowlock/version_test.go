@@ -232,9 +232,7 @@ func TestRaiseDoesNotDisturb(t *testing.T) {
 			s.Exec(c.Conn, "BEGIN")
 			dbtest.OK(t, p.Raise(t.Context(), c.Conn, keys))
 			s.Exec(c.Conn, "COMMIT")
-			if got := s.Query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0]; got != "42" {
-				t.Errorf("LAST_INSERT_ID() is %s", got)
-			}
+			dbtest.Equal(t, "LAST_INSERT_ID() is %s", s.Query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0], "42")
 		}
 	})
 }

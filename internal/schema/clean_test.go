@@ -56,9 +56,7 @@ func TestClean(t *testing.T) {
 			if got := s.names(c); !slices.Equal(got, left) {
 				t.Errorf("left are %q, want %q", got, left)
 			}
-			if got := s.highWater(c); got != highWater {
-				t.Errorf("the high-water mark is %s, want %s", got, highWater)
-			}
+			dbtest.Equal(t, "the high-water mark is %s", s.highWater(c), highWater)
 		}
 		clean(10, 0, "0") // the high-water mark is old, and stays
 		s.row(c, "fresh", "NULL", 50, -time.Second)

@@ -69,9 +69,7 @@ func TestCleanBesideNewRows(t *testing.T) {
 			t.Errorf("%d rows of 3000 were removed, %v", removed, err)
 		}
 		t.Logf("%d rows were made meanwhile", made.Load())
-		if got := s.highWater(s.open()); got != "2999" {
-			t.Errorf("the high-water mark is %s", got)
-		}
+		dbtest.Equal(t, "the high-water mark is %s", s.highWater(s.open()), "2999")
 	})
 }
 
@@ -142,9 +140,7 @@ func TestCleaningMark(t *testing.T) {
 		s.setup(c)
 		s.fill("old", 10, time.Hour)
 		s.Exec(c, schema.CleanSetup)
-		if err := s.table.Cleaner(time.Minute).Step(dbtest.Limited(t), c, 1000); err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, s.table.Cleaner(time.Minute).Step(dbtest.Limited(t), c, 1000))
 		if rows := s.Query(c, s.table.CleaningSQL()); len(rows) != 1 {
 			t.Error("nobody is told of a clean-up that is under way")
 		}

@@ -110,9 +110,7 @@ func TestStates(t *testing.T) {
 			}
 		}
 	}
-	if got := Idle.Within(Look("BEGIN; SET autocommit = 0; COMMIT; SET autocommit = 1").Effect); got != Unknown {
-		t.Errorf("somewhere in a text of several statements: %v", got)
-	}
+	dbtest.Equal(t, "somewhere in a text of several statements: %v", Idle.Within(Look("BEGIN; SET autocommit = 0; COMMIT; SET autocommit = 1").Effect), Unknown)
 }
 
 // TestStatesOnServers: the servers agree, whatever runs before and however it ends.

@@ -4,11 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
@@ -73,9 +74,7 @@ func TestForQueue(t *testing.T) {
 	defer db.Close()
 	db.SetMaxOpenConns(1)
 	first, err := db.Conn(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	if <-k.forQueue {
 		t.Error("the first connection is for whoever stands in the queue")
 	}
@@ -90,9 +89,7 @@ func TestForQueue(t *testing.T) {
 	for db.Stats().WaitCount == 0 {
 		runtime.Gosched()
 	}
-	if err := first.Raw(func(any) error { return driver.ErrBadConn }); !errors.Is(err, driver.ErrBadConn) {
-		t.Fatal(err)
-	}
+	dbtest.Want(t, first.Raw(func(any) error { return driver.ErrBadConn }), driver.ErrBadConn)
 	if !<-k.forQueue {
 		t.Error("the connection of a caller that stood in the queue is not for it")
 	}
@@ -114,9 +111,7 @@ func TestRetried(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	ok := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, err)
 	}
 	_, err := db.ExecContext(ctx, "x")
 	ok(err)

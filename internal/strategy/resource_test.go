@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -75,9 +77,7 @@ func TestNaming(t *testing.T) {
 	if err := strategy.Naming(&lockerr.Error{Err: lockerr.ErrClosed}, resources); strings.Contains(err.Error(), "a, b") {
 		t.Errorf("an error that was about no key names one: %v", err)
 	}
-	if got := strategy.Label(resources[:1]); got != "b" {
-		t.Errorf("%q", got)
-	}
+	dbtest.Equal(t, "%q", strategy.Label(resources[:1]), "b")
 }
 
 // TestExplain: why a lock was not taken, as callers see it.
@@ -140,13 +140,9 @@ func TestExplain(t *testing.T) {
 			t.Errorf("silence, %s: %v", name, err)
 		}
 	}
-	if err := a.Explain(ended, terms, of(1317), nil); !errors.Is(err, lockerr.ErrTimeout) {
-		t.Errorf("the server's answer is none: %v", err)
-	}
+	dbtest.Is(t, "the server's answer is none", a.Explain(ended, terms, of(1317), nil), lockerr.ErrTimeout)
 	a.Broke = true
-	if err := a.Explain(ended, terms, lockerr.ErrLocked, nil); !errors.Is(err, driver.ErrBadConn) {
-		t.Errorf("the transaction's connection was broken: %v", err)
-	}
+	dbtest.Is(t, "the transaction's connection was broken", a.Explain(ended, terms, lockerr.ErrLocked, nil), driver.ErrBadConn)
 	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {
 		t.Errorf("database/sql would try %v again", err)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -14,9 +16,7 @@ import (
 func TestRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := strategy.NewRunning()
-		if err := r.Enter(); err != nil {
-			t.Fatal(err)
-		}
+		dbtest.OK(t, r.Enter())
 		until, end := r.Until(t.Context())
 		defer end(nil)
 		var ended, closed bool
@@ -38,9 +38,7 @@ func TestRunning(t *testing.T) {
 		if err := context.Cause(until); !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("a call hears of %v", err)
 		}
-		if err := r.Enter(); !errors.Is(err, lockerr.ErrClosed) {
-			t.Errorf("a caller enters: %v", err)
-		}
+		dbtest.Is(t, "a caller enters", r.Enter(), lockerr.ErrClosed)
 		r.Background(func(context.Context) { t.Error("it runs after the close") })
 		r.Done()
 		synctest.Wait()

@@ -219,7 +219,7 @@ func TestServersAreSeparate(t *testing.T) {
 }
 
 func TestRestartKeepsData(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		s := start(t, b)
 		db := open(t, s)
 		for _, statement := range []string{
@@ -271,7 +271,7 @@ func TestRestartKeepsData(t *testing.T) {
 }
 
 func TestPause(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		s := start(t, b)
 		db := open(t, s)
 		conn, err := db.Conn(t.Context())

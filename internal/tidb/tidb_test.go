@@ -284,9 +284,7 @@ func TestOptimisticModeAndNoopFunctions(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if n := dbtest.Column[int](t, db, read)[0]; n != 20 {
-				t.Errorf("the counter is %d, want 20", n)
-			}
+			dbtest.Equal(t, "the counter is %d", dbtest.Column[int](t, db, read)[0], 20)
 		})
 	}
 }
@@ -329,9 +327,7 @@ func TestWaits(t *testing.T) {
 	_, err = late.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(300*time.Millisecond)), "UPDATE c SET n = 8 WHERE id = 2")
 	dbtest.Want(t, err, mysqllock.ErrTimeout)
 	dbtest.OK(t, late.Commit())
-	if n := dbtest.Column[int](t, other, "SELECT n FROM c WHERE id = 2")[0]; n != 7 {
-		t.Errorf("a transaction that has waited in vain has committed %d, want 7", n)
-	}
+	dbtest.Equal(t, "a transaction that has waited in vain has committed %d", dbtest.Column[int](t, other, "SELECT n FROM c WHERE id = 2")[0], 7)
 
 	dbtest.OK(t, tx.Commit())
 	tx, err = begin(dbtest.Limited(t), lockctx.Wait(5*time.Second))
@@ -406,9 +402,7 @@ func TestHolderThatStops(t *testing.T) {
 				if took > time.Minute { // without a limit of its own TiDB ends no idle transaction
 					t.Errorf("it was free after %v", took)
 				}
-				if n := dbtest.Column[int](t, s.handle(), read)[0]; n != 10 {
-					t.Errorf("the counter is %d, want 10", n)
-				}
+				dbtest.Equal(t, "the counter is %d", dbtest.Column[int](t, s.handle(), read)[0], 10)
 			})
 		}
 	}
@@ -456,7 +450,5 @@ func TestLateUniquenessCheck(t *testing.T) {
 	_, err = tx.Exec("UPDATE c SET n = 7 WHERE id = 2")
 	dbtest.Want(t, err, mysqllock.ErrLost)
 	dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
-	if n := dbtest.Column[int](t, dbtest.Open(t, "mysql", s.dsn), "SELECT n FROM c WHERE id = 2")[0]; n != 0 {
-		t.Errorf("a transaction that was ended has committed %d", n)
-	}
+	dbtest.Equal(t, "a transaction that was ended has committed %d", dbtest.Column[int](t, dbtest.Open(t, "mysql", s.dsn), "SELECT n FROM c WHERE id = 2")[0], 0)
 }

@@ -81,9 +81,7 @@ func TestClaim(t *testing.T) {
 		wantIDs(t, skip, four, []int{5, 6}, tasks)
 		wantIDs(t, ctx, four, []int{5, 6}, tasks) // without the claim it is a plain read
 		dbtest.OK(t, four.Commit())
-		if n := db.Stats().InUse; n != 0 {
-			t.Errorf("%d connections are in use", n)
-		}
+		dbtest.Equal(t, "%d connections are in use", db.Stats().InUse, 0)
 		if _, err := s.Plain.Exec("SELECT 1 FROM mysqllock"); err == nil {
 			t.Error("a claim needs no lock table, and has made one")
 		}

@@ -57,9 +57,7 @@ func openOn(t *testing.T, s *fakeserver.Server, cfg mysqllock.Config) (*sql.DB, 
 	t.Helper()
 	cfg.Schema = "manual"
 	k, err := mysqllock.Wrap(s, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 	db := sql.OpenDB(k)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {
@@ -68,18 +66,14 @@ func openOn(t *testing.T, s *fakeserver.Server, cfg mysqllock.Config) (*sql.DB, 
 		for _, text := range s.Unknown() {
 			t.Errorf("the fake server does not know %s", text)
 		}
-		if n := s.Held(); n != 0 {
-			t.Errorf("%d locks are held after the handle was closed", n)
-		}
+		dbtest.Equal(t, "%d locks are held after the handle was closed", s.Held(), 0)
 	})
 	return db, lockctx.With(ctx, "k")
 }
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dbtest.OK(t, err)
 }
 
 // seen is what a reader in ctx sees.

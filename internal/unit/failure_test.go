@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -145,9 +146,7 @@ func TestNothingGoesOnBehindAWrapper(t *testing.T) {
 	seen(t, c, lockctx.With(ctx, "k"))
 	s.Fail(write, tabletEnded)
 	for i := range 3 {
-		if err := put(plain, c, 1); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("%d: %v", i, err)
-		}
+		dbtest.Is(t, fmt.Sprintf("%d", i), put(plain, c, 1), mysqllock.ErrLost)
 	}
 	state(t, s, 10, 0)
 }
@@ -681,9 +680,7 @@ func TestWhatIsRefusedSendsNothing(t *testing.T) {
 		s.Sent()
 		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)", "SET autocommit = 1", "BEGIN"} {
 			for _, ctx := range []context.Context{ctx, lockctx.Without(ctx)} {
-				if _, err := tx.ExecContext(ctx, text); !errors.Is(err, mysqllock.ErrUnsafe) {
-					t.Errorf("%s: %v", text, err)
-				}
+				dbtest.Is(t, text, dbtest.Err(tx.ExecContext(ctx, text)), mysqllock.ErrUnsafe)
 			}
 		}
 		if sent := s.Sent(); len(sent) != 0 {

@@ -169,9 +169,7 @@ func TestDDLInAHold(t *testing.T) {
 			return nil
 		}, lockctx.Lease(stock.TTL))
 		stock.WantLost(t, "Do", err)
-		if n := columns(); n != had+2 {
-			t.Errorf("the table has %d columns", n)
-		}
+		dbtest.Equal(t, "the table has %d columns", columns(), had+2)
 	})
 }
 

@@ -200,9 +200,7 @@ func TestAllowStaleDecides(t *testing.T) {
 			dbtest.Exec(t, tx, order) // without the hint
 			dbtest.OK(t, tx.Commit())
 		}
-		if n := orders(s); n != 6 {
-			t.Errorf("%d orders, want 6", n)
-		}
+		dbtest.Equal(t, "%d orders", orders(s), 6)
 	})
 }
 
@@ -296,9 +294,7 @@ func TestStatementThatChangesNothingKeepsTheUnitOpen(t *testing.T) {
 				}
 			}
 			if taken := lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()); !strings.HasSuffix(t.Name(), "/advisory") && !strings.HasSuffix(t.Name(), "/optimistic") {
-				if _, err := db.ExecContext(taken, order); !errors.Is(err, mysqllock.ErrLocked) {
-					t.Errorf("%s: the lock is free: %v", what, err)
-				}
+				dbtest.Is(t, what+": the lock is free", dbtest.Err(db.ExecContext(taken, order)), mysqllock.ErrLocked)
 			}
 			if _, err := db.ExecContext(ctx, stock.SetStock, n-1); err != nil {
 				t.Errorf("the write after %s: %v", what, err)
@@ -800,9 +796,7 @@ func TestDecisionOnAnotherHandle(t *testing.T) {
 				} {
 					dbtest.Is(t, what, write(), mysqllock.ErrStaleRead)
 				}
-				if n := s.Stock(1); n != 110 {
-					t.Errorf("the stock is %d, want 110", n)
-				}
+				dbtest.Equal(t, "the stock is %d", s.Stock(1), 110)
 			})
 		}
 	})

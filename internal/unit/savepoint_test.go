@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -278,9 +279,7 @@ func TestGoingBackSaysWhy(t *testing.T) {
 		}
 		t.Log(err)
 		for _, text := range []string{"UPDATE p SET stock = 1 WHERE id = 1", "SAVEPOINT b"} {
-			if _, err := tx.Exec(text); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("%s after that: %v", text, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("%s after that", text), dbtest.Err(tx.Exec(text)), mysqllock.ErrLost)
 		}
 		dbtest.Is(t, "the commit after that", tx.Commit(), mysqllock.ErrLost)
 		s.WantLocked("k", false)

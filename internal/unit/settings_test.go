@@ -135,16 +135,10 @@ func TestSetByText(t *testing.T) {
 			dbtest.Exec(t, conn, set)
 			for name, opt := range everyStrategy {
 				ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-				if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
-					t.Errorf("%s, %s: write: %v, want ErrUnsafe", set, name, err)
-				}
-				if _, err := conn.BeginTx(ctx, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
-					t.Errorf("%s, %s: BeginTx: %v, want ErrUnsafe", set, name, err)
-				}
+				dbtest.Is(t, fmt.Sprintf("%s, %s: write", set, name), dbtest.Err(conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")), mysqllock.ErrUnsafe)
+				dbtest.Is(t, fmt.Sprintf("%s, %s: BeginTx", set, name), dbtest.Err(conn.BeginTx(ctx, nil)), mysqllock.ErrUnsafe)
 				tx := dbtest.Begin(t, dbtest.Limited(t), conn)
-				if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrUnsafe) {
-					t.Errorf("%s, %s: late: %v, want ErrUnsafe", set, name, err)
-				}
+				dbtest.Is(t, fmt.Sprintf("%s, %s: late", set, name), dbtest.Err(tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")), mysqllock.ErrUnsafe)
 				dbtest.Exec(t, conn, "SET completion_type = DEFAULT") // so that it ends here
 				dbtest.OK(t, tx.Rollback())
 				dbtest.Exec(t, conn, set)

@@ -26,9 +26,7 @@ func TestLimitOnSilenceEndsWithTheTransaction(t *testing.T) {
 		row := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
 		begin := func(c *sql.Conn, ctx context.Context) *sql.Tx {
 			tx := dbtest.Begin(t, ctx, c)
-			if n := waits(tx); n != 20 {
-				t.Errorf("the transaction has a wait_timeout of %d s", n)
-			}
+			dbtest.Equal(t, "the transaction has a wait_timeout of %d s", waits(tx), 20)
 			return tx
 		}
 		write := func(tx *sql.Tx) { dbtest.Exec(t, tx, "UPDATE p SET stock = stock + 1 WHERE id = 1") }

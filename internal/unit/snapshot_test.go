@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -159,9 +160,7 @@ func TestWritingFunction(t *testing.T) {
 						t.Errorf("%q: the lock is still held: %v", query, err)
 					}
 					// It has read, too, and its lock is gone.
-					if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"); !errors.Is(err, mysqllock.ErrStaleRead) {
-						t.Errorf("%q, then a write: %v", query, err)
-					}
+					dbtest.Is(t, fmt.Sprintf("%q, then a write", query), dbtest.Err(db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")), mysqllock.ErrStaleRead)
 					cancel()
 				}
 			}

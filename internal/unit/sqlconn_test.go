@@ -360,9 +360,7 @@ func TestConnUnitEnds(t *testing.T) {
 			read(t, dbtest.Limited(t), conn)
 			s.WantLocked(key, true)
 			for _, text := range []string{"COMMIT", "CREATE TABLE other (a INT)", "BEGIN"} {
-				if _, err := conn.ExecContext(lockctx.Without(ctx), text); !errors.Is(err, mysqllock.ErrUnsafe) {
-					t.Errorf("%s: %v, want ErrUnsafe", text, err)
-				}
+				dbtest.Is(t, text, dbtest.Err(conn.ExecContext(lockctx.Without(ctx), text)), mysqllock.ErrUnsafe)
 			}
 			s.WantLocked(key, true)
 			dbtest.Exec(t, conn, "UPDATE p SET stock = stock + 1 WHERE id = 2")
@@ -377,9 +375,7 @@ func TestConnUnitEnds(t *testing.T) {
 			read(t, ctx, conn)
 			var left int
 			dbtest.Is(t, "read in another lock context", conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left), mysqllock.ErrUnsafe)
-			if _, err := conn.BeginTx(other, nil); !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("BeginTx in another lock context: %v, want ErrUnsafe", err)
-			}
+			dbtest.Is(t, "BeginTx in another lock context", dbtest.Err(conn.BeginTx(other, nil)), mysqllock.ErrUnsafe)
 			dbtest.OK(t, conn.Close())
 		})
 

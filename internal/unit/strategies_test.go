@@ -206,9 +206,7 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 		"a Do that fails in another one": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
 				must(t, put(ctx, db, 6))
-				if err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 5), errCallback) }); !errors.Is(err, errCallback) {
-					t.Errorf("the inner Do: %v", err)
-				}
+				dbtest.Is(t, "the inner Do", mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 5), errCallback) }), errCallback)
 				return nil
 			}))
 			return 6
@@ -334,9 +332,7 @@ func TestAPanicReleases(t *testing.T) {
 						return nil
 					}, k.option)
 				}()
-				if p := <-over; p != name {
-					t.Errorf("recovered %v", p)
-				}
+				dbtest.Equal(t, "recovered %v", <-over, name)
 				must(t, db.Close())
 				state(t, s, 10, 0)
 				if s.Leases()+s.Named() != 0 {
@@ -419,9 +415,7 @@ func TestAPanicOfTheDriverWhileARowIsLockedLeavesNothing(t *testing.T) {
 			s.Panic(take)
 			func() {
 				defer func() {
-					if p := recover(); p != "the driver" {
-						t.Errorf("recovered %v", p)
-					}
+					dbtest.Equal(t, "recovered %v", recover(), "the driver")
 				}()
 				t.Error("it did not panic: ", acquire())
 			}()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -114,9 +115,7 @@ func TestLateHintInAnEndedTransaction(t *testing.T) {
 		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)"} {
 			tx := dbtest.Begin(t, context.Background(), db)
 			dbtest.Exec(t, tx, text)
-			if _, err := tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLost) {
-				t.Errorf("a late hint after %s: %v", text, err)
-			}
+			dbtest.Is(t, fmt.Sprintf("a late hint after %s", text), dbtest.Err(tx.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = 0 WHERE id = 1")), mysqllock.ErrLost)
 			dbtest.OK(t, tx.Rollback())
 			s.WantStock(1, 10)
 		}
@@ -172,9 +171,7 @@ func TestForeignTransactionUnderALockThatHasGone(t *testing.T) {
 		ctx := lockctx.With(dbtest.Limited(t), "k")
 		tx := foreign(t, ctx, db)
 		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 9 WHERE id = 3") // gives the lock back
-		if _, err := tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4"); !errors.Is(err, mysqllock.ErrLost) {
-			t.Errorf("the next statement: %v", err)
-		}
+		dbtest.Is(t, "the next statement", dbtest.Err(tx.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 4")), mysqllock.ErrLost)
 		dbtest.Is(t, "Commit", tx.Commit(), mysqllock.ErrLost)
 		s.WantStock(1, 10)
 	})
@@ -242,9 +239,7 @@ func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
 		check("read-only", reads)
 		if !s.MariaDB() {
 			const is = "SELECT CONCAT(ACCESS_MODE, ' ', ISOLATION_LEVEL) FROM performance_schema.events_transactions_current WHERE THREAD_ID = PS_CURRENT_THREAD_ID()"
-			if got := dbtest.Column[string](t, reads, is)[0]; got != "READ ONLY SERIALIZABLE" {
-				t.Errorf("the transaction is %s", got)
-			}
+			dbtest.Equal(t, "the transaction is %s", dbtest.Column[string](t, reads, is)[0], "READ ONLY SERIALIZABLE")
 			return
 		}
 		late := begin(dbtest.Limited(t), nil)

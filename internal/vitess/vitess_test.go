@@ -566,9 +566,7 @@ func TestWaitInTransaction(t *testing.T) {
 		dbtest.Want(t, err, mysqllock.ErrLocked)
 	}
 	dbtest.OK(t, late.Commit())
-	if n := dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0]; n != 7 {
-		t.Errorf("a transaction that has waited in vain has committed %d, want 7", n)
-	}
+	dbtest.Equal(t, "a transaction that has waited in vain has committed %d", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 7)
 }
 
 // TestSavepoints: going back to one that is younger than the lock keeps it, and to one that may be
@@ -593,9 +591,7 @@ func TestSavepoints(t *testing.T) {
 	_, err = late.ExecContext(ctx, "ROLLBACK TO SAVEPOINT a")
 	dbtest.Want(t, err, mysqllock.ErrUnsafe)
 	dbtest.OK(t, late.Commit())
-	if n := dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0]; n != 8 {
-		t.Errorf("%d is committed, want 8", n)
-	}
+	dbtest.Equal(t, "%d is committed", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 8)
 }
 
 // TestSlots: as many callers as there are slots hold one at a time.

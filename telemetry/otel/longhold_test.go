@@ -44,9 +44,7 @@ func TestLongHold(t *testing.T) {
 				})
 				return nil
 			}))
-			if n := r.collect()["mysqllock.lock.active_long_holds"].Data.(metricdata.Sum[int64]).DataPoints[0].Value; n != 0 {
-				t.Errorf("at its end %d last", n)
-			}
+			dbtest.Equal(t, "at its end %d last", r.collect()["mysqllock.lock.active_long_holds"].Data.(metricdata.Sum[int64]).DataPoints[0].Value, 0)
 			parent.End()
 			spans := r.children(parent)
 			for _, name := range []string{"acquire lock", "hold lock", "release lock"} {

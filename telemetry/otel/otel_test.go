@@ -270,9 +270,7 @@ func TestMetrics(t *testing.T) {
 			ctx := context.Background()
 			const pause = 30 * time.Millisecond
 			dbtest.OK(t, mysqllock.Do(ctx, r.db, "a", func(ctx context.Context) error {
-				if _, err := mysqllock.Acquire(context.Background(), r.db, "a", lockctx.Wait(pause)); !errors.Is(err, mysqllock.ErrTimeout) {
-					t.Errorf("a lock that is held: %v", err)
-				}
+				dbtest.Is(t, "a lock that is held", dbtest.Err(mysqllock.Acquire(context.Background(), r.db, "a", lockctx.Wait(pause))), mysqllock.ErrTimeout)
 				return nil
 			}))
 			dbtest.OK(t, mysqllock.Do(ctx, r.db, "b", func(context.Context) error { time.Sleep(pause); return nil }, lockctx.Advisory()))
@@ -348,9 +346,7 @@ func TestWatch(t *testing.T) {
 	}
 	r.connecting.Unlock()
 	dbtest.OK(t, <-another)
-	if n := value("db.client.connection.count", state("opening")); n != 0 {
-		t.Errorf("%d are still opened", n)
-	}
+	dbtest.Equal(t, "%d are still opened", value("db.client.connection.count", state("opening")), 0)
 	dbtest.OK(t, hold.Release())
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		used, idle := value("db.client.connection.count", state("used")), value("db.client.connection.count", state("idle"))
@@ -361,9 +357,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	dbtest.OK(t, watching.Unregister())
-	if n := value("db.client.connection.max"); n != -1 {
-		t.Errorf("still watched: %d", n)
-	}
+	dbtest.Equal(t, "still watched: %d", value("db.client.connection.max"), -1)
 
 	other, err := sql.Open("mysql", "/")
 	dbtest.OK(t, err)

@@ -3,7 +3,6 @@ package lockotel_test
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -325,9 +324,7 @@ func TestRefusedStatements(t *testing.T) {
 	held, err := mysqllock.Acquire(context.Background(), r.db, "k")
 	dbtest.OK(t, err)
 	ctx, parent := r.tracer.Start(context.Background(), "parent")
-	if _, err := mysqllock.Acquire(ctx, r.db, "k", lockctx.Wait(50*time.Millisecond)); !errors.Is(err, mysqllock.ErrTimeout) {
-		t.Errorf("a lock that is held: %v", err)
-	}
+	dbtest.Is(t, "a lock that is held", dbtest.Err(mysqllock.Acquire(ctx, r.db, "k", lockctx.Wait(50*time.Millisecond))), mysqllock.ErrTimeout)
 	dbtest.OK(t, held.Release())
 	if s := r.children(parent)["acquire lock"]; s == nil || s.Status().Description != "waited" || r.children(parent)["hold lock"] != nil {
 		t.Errorf("the spans are %v", r.tree(parent))
@@ -344,9 +341,7 @@ func TestHeldIsNoError(t *testing.T) {
 		dbtest.OK(t, err)
 		ctx, parent := r.tracer.Start(context.Background(), "parent")
 		for range 2 { // the statements of a new handle are others
-			if _, err := r.db.BeginTx(lockctx.With(ctx, "k", lockctx.NoWait()), nil); !errors.Is(err, mysqllock.ErrLocked) {
-				t.Errorf("a lock that is held: %v", err)
-			}
+			dbtest.Is(t, "a lock that is held", dbtest.Err(r.db.BeginTx(lockctx.With(ctx, "k", lockctx.NoWait()), nil)), mysqllock.ErrLocked)
 		}
 		dbtest.OK(t, held.Release())
 		for _, s := range r.tree(parent).all {

@@ -70,9 +70,7 @@ func TestWatchBudget(t *testing.T) {
 	if r.collect()["mysqllock.lock.oldest_hold"].Data.(metricdata.Gauge[float64]).DataPoints[0].Value != 0 {
 		t.Error("something is held")
 	}
-	if n := value("reserved"); n != 1 {
-		t.Errorf("%v are reserved", n)
-	}
+	dbtest.Equal(t, "%v are reserved", value("reserved"), 1)
 	if bound, used := value("max"), value("count", use, "app", state, "used"); bound != 4 || used != 3 {
 		t.Errorf("of %v connections %v are used", bound, used)
 	}

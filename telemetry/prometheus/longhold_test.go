@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/mysqllock/mysqllock"
@@ -25,18 +27,12 @@ func TestLongHolds(t *testing.T) {
 			t.Errorf("%s: %v, want %v", strategy, m, want)
 		}
 	}
-	if n := now(); n != 2 {
-		t.Errorf("%v last now", n)
-	}
+	dbtest.Equal(t, "%v last now", now(), 2)
 	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Held: time.Second}) // a short one
 	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Long: true})
-	if n := now(); n != 1 {
-		t.Errorf("%v last when one has ended", n)
-	}
+	dbtest.Equal(t, "%v last when one has ended", now(), 1)
 	locks.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Lost, Strategy: "lease", Long: true, Err: mysqllock.ErrLost})
-	if n := now(); n != 0 {
-		t.Errorf("%v last when the other one is lost", n)
-	}
+	dbtest.Equal(t, "%v last when the other one is lost", now(), 0)
 }
 
 // TestLeadership: how long a process stands by for a leadership is no wait for a lock.
@@ -50,7 +46,5 @@ func TestLeadership(t *testing.T) {
 	if all["mysqllock_wait_seconds"] != nil || all["mysqllock_class_wait_seconds"] != nil {
 		t.Errorf("it is a wait: %v, %v", all["mysqllock_wait_seconds"], all["mysqllock_class_wait_seconds"])
 	}
-	if n := metric(all["mysqllock_refused_total"], "reason=waited", "strategy=lease").GetCounter().GetValue(); n != 1 {
-		t.Errorf("%v are refused", n)
-	}
+	dbtest.Equal(t, "%v are refused", metric(all["mysqllock_refused_total"], "reason=waited", "strategy=lease").GetCounter().GetValue(), 1)
 }

@@ -76,9 +76,7 @@ func TestCounted(t *testing.T) {
 			if m := metric(families["mysqllock_lost_total"], "reason=lost", "strategy=lease"); m == nil || m.GetCounter().GetValue() != 0 {
 				t.Errorf("of what has never happened there is %v", m)
 			}
-			if got := metric(families["mysqllock_conflicts_total"]).GetCounter().GetValue(); got != 1 {
-				t.Errorf("%v conflicts", got)
-			}
+			dbtest.Equal(t, "%v conflicts", metric(families["mysqllock_conflicts_total"]).GetCounter().GetValue(), 1)
 		})
 	}
 }
@@ -92,9 +90,7 @@ func TestStats(t *testing.T) {
 		}
 		return m.GetGauge().GetValue()
 	}
-	if got := value("sessions_max"); got != 16 {
-		t.Errorf("at most %v sessions", got)
-	}
+	dbtest.Equal(t, "at most %v sessions", value("sessions_max"), 16)
 	hold, err := mysqllock.Acquire(t.Context(), db, "k")
 	dbtest.OK(t, err)
 	if used, n := value("sessions", "state=in_use"), value("sessions_acquired_total"); used != 1 || n < 1 {
@@ -117,9 +113,7 @@ func TestStats(t *testing.T) {
 	dbtest.OK(t, hold.Release())
 	dbtest.OK(t, <-waited)
 	cancel()
-	if n := value("waiters"); n != 0 {
-		t.Errorf("%v still wait", n)
-	}
+	dbtest.Equal(t, "%v still wait", value("waiters"), 0)
 }
 
 func TestStatsOfAnotherDriver(t *testing.T) {

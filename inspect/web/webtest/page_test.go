@@ -95,9 +95,7 @@ func TestHostileText(t *testing.T) {
 	if got := p.texts(".holders .who"); !slices.Contains(got, name) {
 		t.Errorf("the holders are %q", got)
 	}
-	if n := eval[int](p, "document.querySelectorAll('img, main script').length"); n != 0 {
-		t.Errorf("%d elements were made of text", n)
-	}
+	dbtest.Equal(t, "%d elements were made of text", eval[int](p, "document.querySelectorAll('img, main script').length"), 0)
 	p.do(chromedp.Click(chromedp.CSS(".act button")))
 	p.until("it asks", func() bool { return eval[bool](p, "document.getElementById('confirm').open") })
 	if title := eval[string](p, "document.title"); !strings.HasPrefix(title, "Locks") {
@@ -118,9 +116,7 @@ func TestRelease(t *testing.T) {
 		p.tabTo("Release")
 		p.press(kb.Enter)
 		p.until("it asks", asking)
-		if got := p.focused(); got != "confirm-no" {
-			t.Errorf("asked, %q is focused", got)
-		}
+		dbtest.Equal(t, "asked, %q is focused", p.focused(), "confirm-no")
 		if got := p.text("#confirm"); !strings.Contains(got, "Release k?") || !strings.Contains(got, "old loses the lease") {
 			t.Errorf("it asks %q", got)
 		}
@@ -179,17 +175,13 @@ func TestKeyboard(t *testing.T) {
 	p.tabTo("find")
 	p.press("A", "l", "p")
 	p.until("found by key", keys("alpha"))
-	if got := p.text("#count"); got != "1 of 3" {
-		t.Errorf("counted are %q", got)
-	}
+	dbtest.Equal(t, "counted are %q", p.text("#count"), "1 of 3")
 	p.press(kb.Backspace, kb.Backspace, kb.Backspace)
 	p.press(strings.Split("of-beta", "")...)
 	p.until("found by holder", keys("beta"))
 	p.press("!")
 	p.until("nothing found", keys())
-	if got := p.text("#none"); got != "None of them is like that." {
-		t.Errorf("it says %q", got)
-	}
+	dbtest.Equal(t, "it says %q", p.text("#none"), "None of them is like that.")
 	for range len("of-beta!") {
 		p.press(kb.Backspace)
 	}
