@@ -121,9 +121,10 @@ const (
 	inTurn = "2" // after others
 )
 
-// waitSQL waits for the lock, at most for bound, for a caller that has waited since then. If the connection holds the lock already, the statement releases it first, to those that
-// wait. After the wait it checks again that the server takes writes: both servers evaluate a
-// branch of IF only after they have chosen it.
+// waitSQL waits for the lock, at most for bound, for a caller that has waited since then. If the
+// connection holds the lock already, the statement releases it first, to those that wait. After the
+// wait it checks again that the server takes writes: both servers evaluate a branch of IF only after
+// they have chosen it.
 func (k *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
 	begin, seconds := k.l.cfg.Info.WaitsNamed(since, bound)
 	granted := func(answer string) string {

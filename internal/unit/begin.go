@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -61,6 +60,7 @@ func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOp
 		u, err = c.beginRows(ctx, s, p, opts)
 	} else {
 		u, err = c.beginBare(ctx, s, p, opts)
+		err = c.asToBegin(p.h, err)
 	}
 	if err != nil {
 		c.spoiled()
@@ -119,16 +119,14 @@ func (c *Conn) lends(ctx context.Context, s *ctxState, p *plan) (lent, error) {
 	if c.link != nil || !p.versions || p.locks || !c.k.Apps().Ready() {
 		return lent{link: c.link}, nil
 	}
-	if err := c.needToBegin(ctx, s, p.h, p.wait.Left()); err != nil {
-		return lent{}, err
+	if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
+		return lent{}, c.asToBegin(p.h, err)
 	}
 	return lent{c.link, c.release}, nil
 }
 
-// needToBegin is needClean for a caller that does not wait in the server, with the error that
-// the caller of BeginTx gets.
-func (c *Conn) needToBegin(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration) error {
-	err := c.needClean(ctx, s, h, wait, false)
+// asToBegin is err as the caller of BeginTx gets it, where nothing is held.
+func (c *Conn) asToBegin(h *hint.Hint, err error) error {
 	if err == nil || errors.Is(err, driver.ErrBadConn) {
 		return err
 	}
@@ -186,7 +184,7 @@ func (c *Conn) spoiled() {
 // beginBare begins a transaction without row locks. Under grants it is begun by text, as it
 // is committed by text: see [fence.pass].
 func (c *Conn) beginBare(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
-	if err := c.needToBegin(ctx, s, p.h, c.k.Wait(p.h)); err != nil {
+	if err := c.needClean(ctx, s, p.h, c.k.Wait(p.h), false); err != nil {
 		return nil, err
 	}
 	if err := c.link.AwaitTurn(ctx); err != nil {

@@ -525,6 +525,29 @@ func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
 	}
 }
 
+// TestABrokenBeginUnderALock: a lock that was granted beside the transaction is given back, and its caller
+// is told which it was.
+func TestABrokenBeginUnderALock(t *testing.T) {
+	for strategy, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory()} {
+		for text, opts := range map[string]*sql.TxOptions{"START TRANSACTION": nil, "SET TRANSACTION": {Isolation: sql.LevelReadCommitted}} {
+			s, db, _ := open(t)
+			ctx := lockctx.With(context.Background(), "k", opt, lockctx.Wait(time.Second))
+			must(t, put(ctx, db, 4)) // all is there
+			c, err := db.Conn(context.Background())
+			must(t, err)
+			s.LoseAnswer(text)
+			_, err = c.BeginTx(ctx, opts)
+			var e *mysqllock.Error
+			if !errors.Is(err, mysqllock.ErrExhausted) || !errors.As(err, &e) || e.Key != "k" || e.Strategy != strategy {
+				t.Errorf("%s, %s: %v", strategy, text, err)
+			}
+			_ = c.Close()
+			must(t, put(ctx, db, 4))
+			state(t, s, 4, 0)
+		}
+	}
+}
+
 // TestALossOfAnotherConnectionWhileALockJoinsIsNone: the transaction goes on without the lock.
 func TestALossOfAnotherConnectionWhileALockJoinsIsNone(t *testing.T) {
 	s, db, ctx := open(t)
