@@ -51,12 +51,7 @@ func (w *writer) begins(wait time.Duration) <-chan *advisory.Lock {
 
 // leaves is begin in the background, by a caller that may leave, and how it ended.
 func (w *writer) leaves(ctx context.Context) <-chan error {
-	answer := make(chan error, 1)
-	go func() {
-		_, err := w.begin(ctx, 0)
-		answer <- err
-	}()
-	return answer
+	return dbtest.Go(func() error { return dbtest.Err(w.begin(ctx, 0)) })
 }
 
 // released releases the lock, and takes it off the transaction's connection.

@@ -452,8 +452,7 @@ func wantPlainWrites(s *stock.Shop, what string, db *sql.DB) {
 // wantClosed fails the test unless db can be closed.
 func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 	s.T.Helper()
-	closed := make(chan error, 1)
-	go func() { closed <- db.Close() }()
+	closed := dbtest.Go(db.Close)
 	select {
 	case err := <-closed:
 		dbtest.OK(s.T, err)

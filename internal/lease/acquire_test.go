@@ -41,9 +41,7 @@ func TestTakeAndRelease(t *testing.T) {
 		// From now on one statement each.
 		sent := l.tap.Texts()
 		second := l.acquire(request("k"))
-		if second.Token() != 2 {
-			t.Errorf("the token is %d", second.Token())
-		}
+		dbtest.Equal(t, "the token is %d", second.Token(), 2)
 		if texts := sent(); len(texts) != 1 {
 			t.Errorf("taking costs %q", texts)
 		}
@@ -402,11 +400,9 @@ func TestARowThatHasVanishedIsMadeAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
-		_, err := s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name = x'6b'")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "DELETE FROM "+s.table.String()+" WHERE name = x'6b'")
 		dbtest.OK(t, l.acquire(request("k")).Release())
-		_, err = s.db.Exec("DROP TABLE " + s.table.String())
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "DROP TABLE "+s.table.String())
 		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 	})
 }

@@ -42,14 +42,13 @@ func TestSlotWhereNobodyCanLook(t *testing.T) {
 		}
 		_, err := here.acquireSlot(dbtest.Limited(t), request(0))
 		dbtest.Want(t, err, lockerr.ErrLocked)
-		got := make(chan error, 1)
-		go func() {
+		got := dbtest.Go(func() error {
 			slot, err := here.acquireSlot(dbtest.Limited(t), request(time.Minute))
 			if err == nil {
 				err = slot.Release()
 			}
-			got <- err
-		}()
+			return err
+		})
 		select {
 		case <-waits:
 		case err := <-got:
