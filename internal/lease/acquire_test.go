@@ -384,10 +384,9 @@ func TestALongOwnerIsCutOff(t *testing.T) {
 			Owner: strings.Repeat("o", 300), Info: l.cfg.Info, TTL: time.Second, Procedures: l.cfg.Procedures,
 		})
 		defer long.Close()
-		_, err := long.Acquire(dbtest.Limited(t), request("k"))
-		dbtest.OK(t, err)
+		dbtest.OK(t, dbtest.Err(long.Acquire(dbtest.Limited(t), request("k"))))
 		dbtest.Equal(t, "the owner has %d bytes", len(s.row("k").owner), 255)
-		err = s.locker(setup{}).refused(request("k"))
+		err := s.locker(setup{}).refused(request("k"))
 		var e *lockerr.Error
 		if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != strings.Repeat("o", 246) {
 			t.Error(err)

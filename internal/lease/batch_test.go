@@ -157,8 +157,7 @@ func TestSharedOutcomes(t *testing.T) {
 		dbtest.OK(t, err)
 		defer conn.Close()
 		for _, key := range []string{"signalled", "signalled in turn"} {
-			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfWakeUp(s.Name, key))
-			dbtest.OK(t, err)
+			dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", lockname.OfWakeUp(s.Name, key))
 		}
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
@@ -678,8 +677,7 @@ func TestBatchPolled(t *testing.T) {
 		dbtest.OK(t, err)
 		defer conn.Close()
 		for _, r := range all[:2] {
-			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
-			dbtest.OK(t, err)
+			dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
 		}
 		began := time.Now()
 		got := l.together(func() {}, dbtest.Limited(t), all...)

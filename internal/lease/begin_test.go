@@ -282,9 +282,7 @@ func TestBeginArrivesLate(t *testing.T) {
 		failed := dbtest.Go(func() error { return dbtest.Err(b.begin(ctx, waiting("k", time.Minute))) })
 		dbtest.Soon(t, "it is sent", func() bool { return count(sent(), s.takes()) > 0 })
 		cancel()
-		if err := <-failed; !errors.Is(err, context.Canceled) {
-			t.Errorf("%v", err)
-		}
+		dbtest.Is(t, "who gave up", <-failed, context.Canceled)
 		next := l.acquire(waiting("k", 25*time.Second)) // once it is sure that it is not granted
 		dbtest.OK(t, next.Release())
 		arrive()
