@@ -981,7 +981,11 @@ func loadPanics(t *testing.T, s *scratch) {
 					over := make(chan struct{})
 					go func() {
 						defer close(over)
-						defer func() { _ = recover() }()
+						defer func() {
+							if p := recover(); p != nil && p != "the reader panics" {
+								t.Errorf("%s: recovered %v", what, p)
+							}
+						}()
 						t.Errorf("%s: it went on: %v", what, run(dbtest.Limited(t)))
 					}()
 					<-over

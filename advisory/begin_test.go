@@ -51,12 +51,7 @@ func (w *writer) begins(wait time.Duration) <-chan *advisory.Lock {
 
 // leaves is begin in the background, by a caller that may leave, and how it ended.
 func (w *writer) leaves(ctx context.Context) <-chan error {
-	answer := make(chan error, 1)
-	go func() {
-		_, err := w.begin(ctx, 0)
-		answer <- err
-	}()
-	return answer
+	return dbtest.Go(func() error { return dbtest.Err(w.begin(ctx, 0)) })
 }
 
 // released releases the lock, and takes it off the transaction's connection.
@@ -358,12 +353,8 @@ func (p *process) onTxConn(conn driver.Conn) (*writer, *advisory.Lock) {
 // clean says that the connection carries nothing of a lock, and no transaction.
 func (w *writer) clean(what string) {
 	w.p.T.Helper()
-	if n := w.p.One(w.Conn.Conn, "SELECT RELEASE_ALL_LOCKS()"); n != "0" {
-		w.p.T.Errorf("%s: it has %s named locks", what, n)
-	}
-	if d := w.p.One(w.Conn.Conn, "SELECT @@SESSION.wait_timeout - @@GLOBAL.wait_timeout"); d != "0" {
-		w.p.T.Errorf("%s: its wait_timeout differs by %s", what, d)
-	}
+	dbtest.Equal(w.p.T, what+": it has %s named locks", w.p.One(w.Conn.Conn, "SELECT RELEASE_ALL_LOCKS()"), "0")
+	dbtest.Equal(w.p.T, what+": its wait_timeout differs by %s", w.p.One(w.Conn.Conn, "SELECT @@SESSION.wait_timeout - @@GLOBAL.wait_timeout"), "0")
 	w.p.Exec(w.Conn.Conn, "INSERT INTO "+w.p.written()+" VALUES (0)")
 	w.p.Exec(w.Conn.Conn, "ROLLBACK") // there is nothing to roll back
 	if n := w.p.One(w.p.open(), "SELECT COUNT(*) FROM "+w.p.written()+" WHERE n = 0"); n != "1" {
@@ -392,9 +383,7 @@ func TestATransactionBeginsWithItsLockAndEndsWithIt(t *testing.T) {
 			}
 			s.Exec(conn, "INSERT INTO "+s.written()+" VALUES (1)")
 			dbtest.Is(t, what+": another process", dbtest.Err(other.Acquire(dbtest.Limited(t), request("k", 0))), lockerr.ErrLocked)
-			if n := s.One(conn, "SELECT @@SESSION.wait_timeout"); n != "30" {
-				t.Errorf("%s: the server would end it after %s s", what, n)
-			}
+			dbtest.Equal(t, what+": the server would end it after %s s", s.One(conn, "SELECT @@SESSION.wait_timeout"), "30")
 			if h := other.Holder(dbtest.Limited(t), "k"); h == nil || h.ConnectionID != w.KnownID() {
 				t.Errorf("%s: %+v is said to have it", what, h)
 			}

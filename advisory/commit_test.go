@@ -283,9 +283,7 @@ func TestAnotherConnectionOfTheSameIDIsALoss(t *testing.T) {
 		lock := p.acquire("k", 0)
 		s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
 		s.Exec(lockConn, "DO GET_LOCK('"+lock.Name()+"', 0)")
-		if _, err := p.Check(t.Context(), s.open(), []*advisory.Lock{lock}); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("the check says %v", err)
-		}
+		dbtest.Is(t, "the check", dbtest.Err(p.Check(t.Context(), s.open(), []*advisory.Lock{lock})), lockerr.ErrLost)
 		dbtest.OK(t, lock.Release())
 	})
 }

@@ -220,9 +220,7 @@ func TestProcessesTakeTurns(t *testing.T) {
 			}
 			cancel()
 		}
-		if fewest != 1 {
-			t.Errorf("%d statements at the least to keep a place", fewest)
-		}
+		dbtest.Equal(t, "%d statements at the least to keep a place", fewest, 1)
 		dbtest.OK(t, lock.Release())
 		dbtest.OK(t, (<-got).Release())
 		s.free(plain, "k")

@@ -128,12 +128,7 @@ func (p *process) acquiring(key string, wait time.Duration) <-chan *advisory.Loc
 
 // asking asks for a lock in the background, and tells how that ended.
 func (p *process) asking(ctx context.Context, r advisory.Request) <-chan error {
-	ended := make(chan error, 1)
-	go func() {
-		_, err := p.Acquire(ctx, r)
-		ended <- err
-	}()
-	return ended
+	return dbtest.Go(func() error { return dbtest.Err(p.Acquire(ctx, r)) })
 }
 
 // held fails the test unless the server says that the lock's connection has it.

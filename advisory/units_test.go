@@ -438,8 +438,7 @@ func wantPlainWrites(s *stock.Shop, what string, db *sql.DB) {
 		c, err := db.Conn(dbtest.Limited(s.T))
 		dbtest.OK(s.T, err)
 		conns = append(conns, c)
-		_, err = c.ExecContext(dbtest.Limited(s.T), "INSERT INTO p VALUES (?, 7)", 1000+n)
-		dbtest.OK(s.T, err)
+		dbtest.Exec(s.T, c, "INSERT INTO p VALUES (?, 7)", 1000+n)
 		var there int
 		dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM p WHERE id = ?", 1000+n).Scan(&there))
 		if there != 1 {
@@ -452,8 +451,7 @@ func wantPlainWrites(s *stock.Shop, what string, db *sql.DB) {
 // wantClosed fails the test unless db can be closed.
 func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 	s.T.Helper()
-	closed := make(chan error, 1)
-	go func() { closed <- db.Close() }()
+	closed := dbtest.Go(db.Close)
 	select {
 	case err := <-closed:
 		dbtest.OK(s.T, err)

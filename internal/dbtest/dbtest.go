@@ -112,6 +112,13 @@ func AtItsPace(t testing.TB, d time.Duration, try func(d time.Duration) error) {
 	}
 }
 
+// Go runs f in the background, and tells how it ended.
+func Go(f func() error) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- f() }()
+	return ended
+}
+
 // Until runs ask until it returns what is right, for as long as a test is patient.
 func Until(ask func() error, right func(error) bool) (err error) {
 	for began := time.Now(); time.Since(began) < Patience; {

@@ -41,9 +41,7 @@ func TestTakeAndRelease(t *testing.T) {
 		// From now on one statement each.
 		sent := l.tap.Texts()
 		second := l.acquire(request("k"))
-		if second.Token() != 2 {
-			t.Errorf("the token is %d", second.Token())
-		}
+		dbtest.Equal(t, "the token is %d", second.Token(), 2)
 		if texts := sent(); len(texts) != 1 {
 			t.Errorf("taking costs %q", texts)
 		}
@@ -386,10 +384,9 @@ func TestALongOwnerIsCutOff(t *testing.T) {
 			Owner: strings.Repeat("o", 300), Info: l.cfg.Info, TTL: time.Second, Procedures: l.cfg.Procedures,
 		})
 		defer long.Close()
-		_, err := long.Acquire(dbtest.Limited(t), request("k"))
-		dbtest.OK(t, err)
+		dbtest.OK(t, dbtest.Err(long.Acquire(dbtest.Limited(t), request("k"))))
 		dbtest.Equal(t, "the owner has %d bytes", len(s.row("k").owner), 255)
-		err = s.locker(setup{}).refused(request("k"))
+		err := s.locker(setup{}).refused(request("k"))
 		var e *lockerr.Error
 		if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != strings.Repeat("o", 246) {
 			t.Error(err)
@@ -402,11 +399,9 @@ func TestARowThatHasVanishedIsMadeAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
-		_, err := s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name = x'6b'")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "DELETE FROM "+s.table.String()+" WHERE name = x'6b'")
 		dbtest.OK(t, l.acquire(request("k")).Release())
-		_, err = s.db.Exec("DROP TABLE " + s.table.String())
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "DROP TABLE "+s.table.String())
 		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 	})
 }

@@ -152,14 +152,12 @@ func TestSharedOutcomes(t *testing.T) {
 		held, wait := other.acquire(request("held")), other.acquire(request("wait"))
 		tx := s.lockRow("locked")
 		defer tx.Rollback()
-		_, err := s.db.Exec("DELETE FROM " + s.table.String() + " WHERE namespace = " + schema.Literal(s.Name) + " AND name = " + schema.Literal("missing"))
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "DELETE FROM "+s.table.String()+" WHERE namespace = "+schema.Literal(s.Name)+" AND name = "+schema.Literal("missing"))
 		conn, err := s.db.Conn(t.Context())
 		dbtest.OK(t, err)
 		defer conn.Close()
 		for _, key := range []string{"signalled", "signalled in turn"} {
-			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfWakeUp(s.Name, key))
-			dbtest.OK(t, err)
+			dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", lockname.OfWakeUp(s.Name, key))
 		}
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
@@ -440,14 +438,13 @@ func TestRoomInThePoolIsFoundBehindSlowConnections(t *testing.T) {
 			dbtest.OK(t, err)
 			others = append(others, c)
 		}
-		granted := make(chan error, 1)
-		go func() {
+		granted := dbtest.Go(func() error {
 			lease, err := l.Acquire(ctx, request("k0"))
 			if err == nil {
 				err = lease.Release()
 			}
-			granted <- err
-		}()
+			return err
+		})
 		dbtest.Soon(t, "the request waits for a lock connection", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -625,8 +622,7 @@ func TestBatchRefused(t *testing.T) {
 		all := requests(3, request)
 		l.rowsOf(all)
 		held := l.taken(t, "held", 3)
-		_, err := s.db.Exec("ALTER TABLE " + s.table.String() + " ADD CONSTRAINT not_this_one CHECK (name <> 'k1' OR owner IS NULL)")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "ALTER TABLE "+s.table.String()+" ADD CONSTRAINT not_this_one CHECK (name <> 'k1' OR owner IS NULL)")
 		opened := l.tap.Opened()
 		e := l.batchAll(t, func() {}, all, held, false)
 		if l.tap.Opened() != opened {
@@ -681,8 +677,7 @@ func TestBatchPolled(t *testing.T) {
 		dbtest.OK(t, err)
 		defer conn.Close()
 		for _, r := range all[:2] {
-			_, err = conn.ExecContext(t.Context(), "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
-			dbtest.OK(t, err)
+			dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
 		}
 		began := time.Now()
 		got := l.together(func() {}, dbtest.Limited(t), all...)

@@ -140,8 +140,7 @@ func TestBeginWithIsolation(t *testing.T) {
 			dbtest.OK(t, err)
 			count := func() string { return s.One(b.Conn.Conn, "SELECT COUNT(*) FROM written") }
 			before := count()
-			_, err = tx.Exec("INSERT INTO written VALUES (1)")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "INSERT INTO written VALUES (1)")
 			if got := count(); got != fmt.Sprint(sees) {
 				t.Errorf("%v: sees %s rows that are not committed", level, got)
 			}
@@ -151,8 +150,7 @@ func TestBeginWithIsolation(t *testing.T) {
 			}
 			s.Exec(b.Conn.Conn, "ROLLBACK")
 			dbtest.OK(t, errors.Join(lease.Release(), lease.Detach()))
-			_, err = s.db.Exec("DELETE FROM written")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.db, "DELETE FROM written")
 		}
 	})
 }
@@ -235,11 +233,7 @@ func TestBeginLostAnswer(t *testing.T) {
 			before := s.row("k").token
 			arrive := l.tap.Stall(s.takes())
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			failed := make(chan error, 1)
-			go func() {
-				_, err := b.begin(ctx, waiting("k", time.Minute))
-				failed <- err
-			}()
+			failed := dbtest.Go(func() error { return dbtest.Err(b.begin(ctx, waiting("k", time.Minute))) })
 			dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 			if late {
 				cancel()
@@ -285,16 +279,10 @@ func TestBeginArrivesLate(t *testing.T) {
 		arrive := l.tap.Delay(s.takes())
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		sent := l.tap.Texts()
-		failed := make(chan error, 1)
-		go func() {
-			_, err := b.begin(ctx, waiting("k", time.Minute))
-			failed <- err
-		}()
+		failed := dbtest.Go(func() error { return dbtest.Err(b.begin(ctx, waiting("k", time.Minute))) })
 		dbtest.Soon(t, "it is sent", func() bool { return count(sent(), s.takes()) > 0 })
 		cancel()
-		if err := <-failed; !errors.Is(err, context.Canceled) {
-			t.Errorf("%v", err)
-		}
+		dbtest.Is(t, "who gave up", <-failed, context.Canceled)
 		next := l.acquire(waiting("k", 25*time.Second)) // once it is sure that it is not granted
 		dbtest.OK(t, next.Release())
 		arrive()
@@ -408,8 +396,7 @@ func TestReleaseChecks(t *testing.T) {
 			}
 			dbtest.OK(t, b.Conn.Conn.Close())
 			l.close()
-			_, err = s.db.Exec("DELETE FROM " + s.table.String() + " WHERE name <> x''")
-			dbtest.OK(t, err)
+			dbtest.Exec(t, s.db, "DELETE FROM "+s.table.String()+" WHERE name <> x''")
 		}
 		dbtest.Equal(t, "%d are written", s.written(), 0)
 	})
@@ -495,8 +482,7 @@ func TestBeginWithoutProcedures(t *testing.T) {
 		}
 		drop := func() {
 			for _, name := range []string{s.table.TakeProcedure().String(), s.table.GiveProcedure().String()} {
-				_, err := s.db.Exec("DROP PROCEDURE IF EXISTS " + name)
-				dbtest.OK(t, err)
+				dbtest.Exec(t, s.db, "DROP PROCEDURE IF EXISTS "+name)
 			}
 		}
 		l := s.locker(setup{})

@@ -68,9 +68,7 @@ func TestACommitNeedsAllItsLeases(t *testing.T) {
 				t.Errorf("one that has run out: committed %v, %v", committed, err)
 			}
 			dbtest.OK(t, server.Exec(ctx, conn, "ROLLBACK"))
-			if s.written() != 2 {
-				t.Errorf("%d are written", s.written())
-			}
+			dbtest.Equal(t, "%d are written", s.written(), 2)
 		})
 		dbtest.OK(t, errors.Join(a.Release(), b.Release()))
 
@@ -310,8 +308,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 				dbtest.OK(t, l.Fence(ctx, conn, []*Lease{b, a, b}))
 				dbtest.OK(t, l.Fence(ctx, conn, nil))
 				// Nobody else gets it, even if it runs out.
-				_, err := s.db.Exec("SET SESSION innodb_lock_wait_timeout = 1")
-				dbtest.OK(t, err)
+				dbtest.Exec(t, s.db, "SET SESSION innodb_lock_wait_timeout = 1")
 				dbtest.Is(t, "while a fence stands", dbtest.Err(s.locker(setup{}).Acquire(ctx, request(keyA))), lockerr.ErrLocked)
 				// It does not hold up renewals, which come through soon after it.
 				soonest := time.Minute

@@ -26,9 +26,7 @@ func TestLostAnswer(t *testing.T) {
 			failed := l.pass(ctx, waiting("k", 10*time.Minute))
 			dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 			cancel()
-			if err := <-failed; !errors.Is(err, context.Canceled) {
-				t.Errorf("it ended with %v", err)
-			}
+			dbtest.Is(t, "it ended", <-failed, context.Canceled)
 			if r := s.row("k"); !r.live || r.token != before+1 {
 				t.Errorf("meanwhile the row is %+v", r)
 			}
@@ -138,9 +136,7 @@ func TestLateAnswerBehindRowLock(t *testing.T) {
 		tx := s.lockRow("k")
 		time.Sleep(1100 * time.Millisecond) // it is over
 		arrive()
-		if err := <-failed; !errors.Is(err, strategy.ErrNoAnswer) {
-			t.Errorf("it ended with %v", err)
-		}
+		dbtest.Is(t, "it ended", <-failed, strategy.ErrNoAnswer)
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 	})

@@ -123,9 +123,7 @@ func TestHandoffOfALostLease(t *testing.T) {
 		}
 		s.set("k", "owner = NULL")
 		lease := <-got
-		if lease.Token() != 3 {
-			t.Errorf("the token is %d", lease.Token())
-		}
+		dbtest.Equal(t, "the token is %d", lease.Token(), 3)
 
 		// One that gives up in the moment of the handoff leaves nothing.
 		for range dbtest.Long(20, 100) {
@@ -159,8 +157,7 @@ func TestHandoffBehindRowLock(t *testing.T) {
 			next := l.pass(dbtest.Limited(t), waiting("k", wait))
 			dbtest.Soon(t, "it is in the queue, or has been", func() bool { return l.cfg.Queue.Waiting("k") == 1 || len(next) > 0 })
 			tx := s.lockRow("k")
-			given := make(chan error, 1)
-			go func() { given <- first.Release() }()
+			given := dbtest.Go(first.Release)
 			if err := <-next; !errors.Is(err, lockerr.ErrTimeout) || server.Number(err) != 0 {
 				t.Errorf("a next caller that waits for %v got %v", wait, err)
 			}

@@ -24,8 +24,7 @@ func fenced(s *stock.Shop, key string) *sql.Tx {
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(func() { _ = tx.Rollback() })
 	dbtest.Exec(s.T, tx, "UPDATE p SET stock = 1 WHERE id = 1")
-	_, err = tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, key)
-	dbtest.OK(s.T, err)
+	dbtest.Exec(s.T, tx, "SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, key)
 	return tx
 }
 
@@ -165,8 +164,7 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 		for i, name := range dbtest.Column[string](t, s.Plain, "SELECT name FROM mysqllock WHERE namespace = ?", s.Name) {
 			tx := dbtest.Begin(t, context.Background(), s.Plain)
 			dbtest.Exec(t, tx, "UPDATE p SET stock = 1 WHERE id = ?", i+1)
-			_, err := tx.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, name)
-			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "SELECT 1 FROM mysqllock WHERE namespace = ? AND name = ? LOCK IN SHARE MODE", s.Name, name)
 			all = append(all, tx)
 		}
 		dbtest.Is(t, "while COMMITs are on their way", do(lockctx.NoWait()), mysqllock.ErrLocked)
@@ -202,8 +200,7 @@ func freeze(s *stock.Shop, cfg mysqllock.Config, grant func(context.Context, *sq
 	moment, err := s.Plain.Begin()
 	dbtest.OK(s.T, err)
 	defer moment.Rollback()
-	_, err = moment.Exec("SELECT 1 FROM mysqllock WHERE namespace = ? AND name = 'k' FOR UPDATE", s.Name)
-	dbtest.OK(s.T, err)
+	dbtest.Exec(s.T, moment, "SELECT 1 FROM mysqllock WHERE namespace = ? AND name = 'k' FOR UPDATE", s.Name)
 	waits := []string{"_wait2`(x'", " */ CONNECTION_ID()", " */ token, owner"}
 	v := dbtest.NewVanishing(waits...)
 	close(v.Armed)

@@ -214,12 +214,7 @@ func (l *locker) pass(ctx context.Context, r Request) <-chan error {
 
 // asking asks for a lease in the background, and tells how that ended.
 func (l *locker) asking(ctx context.Context, r Request) <-chan error {
-	ended := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(ctx, r)
-		ended <- err
-	}()
-	return ended
+	return dbtest.Go(func() error { return dbtest.Err(l.Acquire(ctx, r)) })
 }
 
 // back wants a lease to be given back, if not when Release returned err then later: that waits

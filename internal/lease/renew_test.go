@@ -212,8 +212,7 @@ func (s *scratch) followsSilent(l *locker, key string, tries int) (has bool) {
 	for ; tries > 0 && !has; tries-- {
 		silent, err := s.db.Conn(dbtest.Limited(s.T))
 		dbtest.OK(s.T, err)
-		_, err = silent.ExecContext(dbtest.Limited(s.T), "DO GET_LOCK('"+wakeUp+"', 0)")
-		dbtest.OK(s.T, err)
+		dbtest.Exec(s.T, silent, "DO GET_LOCK('"+wakeUp+"', 0)")
 		s.set(key, "owner = 'silent#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 2 SECOND")
 		lease := l.acquire(waiting(key, 25*time.Second))
 		h := lease.conn
@@ -241,10 +240,9 @@ func TestBehindFrozenWaiter(t *testing.T) {
 		wakeUp := lockname.OfWakeUp(s.Name, "k")
 		var id, woken int
 		dbtest.OK(t, frozen.QueryRowContext(dbtest.Limited(t), "SELECT CONNECTION_ID()").Scan(&id))
-		rang := make(chan error, 1)
-		go func() {
-			rang <- frozen.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK('"+wakeUp+"', 60)").Scan(&woken)
-		}()
+		rang := dbtest.Go(func() error {
+			return frozen.QueryRowContext(dbtest.Limited(t), "SELECT GET_LOCK('"+wakeUp+"', 60)").Scan(&woken)
+		})
 		waits := func(what string, n int) {
 			dbtest.Soon(t, what, func() bool {
 				var in int
@@ -319,8 +317,7 @@ func TestRenewalTells(t *testing.T) {
 		}
 		dbtest.OK(t, lease.Release())
 
-		_, err := s.db.Exec("ALTER TABLE " + s.table.String() + " DROP COLUMN granted_at, DROP COLUMN ttl, DROP COLUMN renewed_token")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "ALTER TABLE "+s.table.String()+" DROP COLUMN granted_at, DROP COLUMN ttl, DROP COLUMN renewed_token")
 		l = s.locker(setup{})
 		lease = l.acquire(request("k"))
 		since := l.tap.Texts()
@@ -462,9 +459,7 @@ func TestARenewalFindsOutThatTheLeaseIsLost(t *testing.T) {
 			}
 			dbtest.OK(t, other.Release())
 			dbtest.Soon(t, "the wake-up lock is given back", func() bool { return s.wakeUps(gone) == 0 })
-			if n.times.Load() != 1 {
-				t.Errorf("told %d times", n.times.Load())
-			}
+			dbtest.Equal(t, "told %d times", n.times.Load(), 1)
 		}
 		// Found out by the release.
 		lease := l.acquire(request("k"))
@@ -508,9 +503,7 @@ func TestAHolderThatCannotRenewIsToldInTime(t *testing.T) {
 		if next := other.acquire(waiting("k", 20*time.Second)); next.Token() != 2 {
 			t.Errorf("the next token is %d", next.Token())
 		}
-		if n.times.Load() != 1 {
-			t.Errorf("told %d times", n.times.Load())
-		}
+		dbtest.Equal(t, "told %d times", n.times.Load(), 1)
 	})
 }
 
@@ -573,8 +566,7 @@ func TestAnExpiryTellsWhoHasTakenTheLeaseAway(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		lease := l.acquire(request("k"))
-		_, err := s.db.Exec("UPDATE " + s.table.String() + " r SET " + schema.SetReleased("host:1:cli", "ticket 4711") + ", token = token + 1 WHERE name = 'k'")
-		dbtest.OK(t, err)
+		dbtest.Exec(t, s.db, "UPDATE "+s.table.String()+" r SET "+schema.SetReleased("host:1:cli", "ticket 4711")+", token = token + 1 WHERE name = 'k'")
 		lease.mu.Lock()
 		lease.deadline = time.Now()
 		lease.mu.Unlock()

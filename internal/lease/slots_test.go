@@ -40,16 +40,14 @@ func TestSlotWhereNobodyCanLook(t *testing.T) {
 			dbtest.OK(t, err)
 			held = append(held, slot)
 		}
-		_, err := here.acquireSlot(dbtest.Limited(t), request(0))
-		dbtest.Want(t, err, lockerr.ErrLocked)
-		got := make(chan error, 1)
-		go func() {
+		dbtest.Want(t, dbtest.Err(here.acquireSlot(dbtest.Limited(t), request(0))), lockerr.ErrLocked)
+		got := dbtest.Go(func() error {
 			slot, err := here.acquireSlot(dbtest.Limited(t), request(time.Minute))
 			if err == nil {
 				err = slot.Release()
 			}
-			got <- err
-		}()
+			return err
+		})
 		select {
 		case <-waits:
 		case err := <-got:

@@ -103,8 +103,7 @@ func TestLeaseAnswersLost(t *testing.T) {
 		before := s.Token("k")
 
 		arrive := tap.Stall(takesLease(s))
-		over := make(chan error, 1)
-		go func() { over <- run((*sql.Tx).Commit) }()
+		over := dbtest.Go(func() error { return run((*sql.Tx).Commit) })
 		dbtest.Soon(t, "it is granted", func() bool { return s.Token("k") == before+1 })
 		tap.Break()
 		dbtest.OK(t, <-over) // on another connection
@@ -112,9 +111,7 @@ func TestLeaseAnswersLost(t *testing.T) {
 		s.WantStock(1, 8)
 
 		arrive = tap.Stall(givesLease(s))
-		go func() {
-			over <- run(func(tx *sql.Tx) error { return tx.Commit() })
-		}()
+		over = dbtest.Go(func() error { return run((*sql.Tx).Commit) })
 		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 7 })
 		tap.Break()
 		stock.WantLost(t, "Commit", <-over)
@@ -124,8 +121,8 @@ func TestLeaseAnswersLost(t *testing.T) {
 		s.WantStock(1, 6)
 
 		arrive = tap.Delay(givesLease(s))
-		go func() {
-			over <- run(func(tx *sql.Tx) error {
+		over = dbtest.Go(func() error {
+			return run(func(tx *sql.Tx) error {
 				since := tap.Texts()
 				go func() {
 					dbtest.Soon(t, "it is sent", func() bool { return len(since()) > 0 })
@@ -133,7 +130,7 @@ func TestLeaseAnswersLost(t *testing.T) {
 				}()
 				return tx.Commit()
 			})
-		}()
+		})
 		stock.WantLost(t, "Commit", <-over)
 		dbtest.Soon(t, "it is free", func() bool { return !s.Leased("k") })
 		dbtest.OK(t, run((*sql.Tx).Commit))

@@ -92,9 +92,7 @@ func TestLeaseHold(t *testing.T) {
 			dbtest.Exec(t, two, "UPDATE p SET stock = 8 WHERE id = 2")
 			var n int
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-			if n != 9 {
-				t.Errorf("a query beside the transaction reads %d", n)
-			}
+			dbtest.Equal(t, "a query beside the transaction reads %d", n, 9)
 			dbtest.OK(t, one.Commit())
 			dbtest.OK(t, two.Rollback())
 			s.WantStock(1, 8)
@@ -127,9 +125,7 @@ func TestLeaseHold(t *testing.T) {
 		s.WantStock(4, 10)
 
 		h := stock.Acquire(t, db, "job", lockctx.Lease(stock.TTL))
-		if h.Token() != 2 {
-			t.Errorf("the second token is %d", h.Token())
-		}
+		dbtest.Equal(t, "the second token is %d", h.Token(), 2)
 		dbtest.OK(t, h.Release())
 		if h.Context().Err() == nil {
 			t.Error("the hold's context outlives it")
@@ -264,11 +260,7 @@ func TestLeaseOutlivesAFailedWrite(t *testing.T) {
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		blocker := dbtest.Begin(t, context.Background(), s.Plain)
 		dbtest.Exec(t, blocker, "UPDATE p SET stock = stock WHERE id = 1")
-		failed := make(chan error, 1)
-		go func() {
-			_, err := db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-			failed <- err
-		}()
+		failed := dbtest.Go(func() error { return dbtest.Err(db.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")) })
 		var id int64
 		dbtest.Soon(t, "the write waits", func() bool {
 			return s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'UPDATE p SET stock = 1%'", s.Name).Scan(&id) == nil
@@ -297,9 +289,7 @@ func TestLeaseJoinedHoldIsTold(t *testing.T) {
 		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		h, err := mysqllock.Acquire(context.WithoutCancel(ctx), db, "k", lockctx.Lease(stock.TTL))
 		dbtest.OK(t, err)
-		if h.Token() != 1 {
-			t.Errorf("the token is %d", h.Token())
-		}
+		dbtest.Equal(t, "the token is %d", h.Token(), 1)
 		cancel()
 		dbtest.Soon(t, "the hold is told", func() bool { return h.Context().Err() != nil })
 		if !errors.Is(context.Cause(h.Context()), mysqllock.ErrLost) {

@@ -224,9 +224,7 @@ func TestKilledWhileItCompares(t *testing.T) {
 				t.Errorf("%s: %+v", kill, r)
 			}
 			_ = conn.Close()
-			if n := s.counter(s.own, "k"); n != 0 {
-				t.Errorf("%s: the counter is %d", kill, n)
-			}
+			dbtest.Equal(t, kill+": the counter is %d", s.counter(s.own, "k"), 0)
 		}
 	})
 }

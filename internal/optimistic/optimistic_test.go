@@ -299,8 +299,7 @@ func TestTakenMeanwhile(t *testing.T) {
 				dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
 				s.set("k", before)
 				holder, _ := s.lock("k", "FOR UPDATE")
-				ended := make(chan error, 1)
-				go func() { ended <- p.within(dbtest.Limited(t), 6*time.Second, "k") }()
+				ended := dbtest.Go(func() error { return p.within(dbtest.Limited(t), 6*time.Second, "k") })
 				dbtest.Soon(t, "it waits", func() bool { return s.busy("ON DUPLICATE KEY") == 1 })
 				s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 7, owner = '"+owner+"#12345678', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"+where("k"))
 				s.Exec(holder, "COMMIT")
@@ -345,9 +344,7 @@ func TestWokenForNothing(t *testing.T) {
 		}
 		s.set("k", "expires = UTC_TIMESTAMP(6) + INTERVAL 400000 MICROSECOND")
 		p.remember(nil, "k")
-		if turns != 0 {
-			t.Errorf("%d turns are not over", turns)
-		}
+		dbtest.Equal(t, "%d turns are not over", turns, 0)
 	})
 }
 

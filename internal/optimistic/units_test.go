@@ -678,8 +678,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 		// A caller whose context ends gets away.
 		for name, unit := range units(lockctx.Optimistic()) {
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			result := make(chan error, 1)
-			go func() { result <- unit(ctx, db, func() {}) }()
+			result := dbtest.Go(func() error { return unit(ctx, db, func() {}) })
 			time.Sleep(100 * time.Millisecond)
 			start := time.Now()
 			cancel()
@@ -700,8 +699,7 @@ func TestOptimisticWaitsForALease(t *testing.T) {
 		// A handle that is closed ends the wait, too.
 		h = stock.Acquire(t, other, "k", lockctx.Lease(time.Minute))
 		closing := s.Handle()
-		result := make(chan error, 1)
-		go func() { _, err := closing.ExecContext(optimistically(t), increment, 1); result <- err }()
+		result := dbtest.Go(func() error { return dbtest.Err(closing.ExecContext(optimistically(t), increment, 1)) })
 		time.Sleep(200 * time.Millisecond)
 		dbtest.OK(t, closing.Close())
 		if err := <-result; err == nil {
@@ -1098,9 +1096,7 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 			_, err = db.ExecContext(ctx, "INSERT INTO child VALUES (7, 2)")
 			return err
 		}, lockctx.Optimistic(), lockctx.Retry(2)))
-		if runs != 2 {
-			t.Errorf("%d runs, want 2", runs)
-		}
+		dbtest.Equal(t, "%d runs", runs, 2)
 	})
 }
 

@@ -256,10 +256,9 @@ func TestHandoffGivesOthersTheirTurn(t *testing.T) {
 			var order []string
 			note := func(who string) { mu.Lock(); defer mu.Unlock(); order = append(order, who) }
 			done := enqueue(t, db, "k", 5, func(ctx context.Context, _ int) error { note("own"); return test.work(ctx, db) })
-			got := make(chan error, 1)
-			go func() {
-				got <- mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
-			}()
+			got := dbtest.Go(func() error {
+				return mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { note("other"); return nil }, opts...)
+			})
 			dbtest.Soon(t, "the other one waits in the server", func() bool {
 				return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND INFO NOT LIKE 'CREATE%' AND ID <> CONNECTION_ID()", s.Name)[0] == 1
 			})
@@ -382,16 +381,14 @@ func TestHandoffToNobody(t *testing.T) {
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		gone := make(chan error, 1)
-		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
+		gone := dbtest.Go(func() error { return mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) })
 		awaitQueue(t, db, 1)
 		begin := "BEGIN NOT ATOMIC DECLARE v_name"
 		if !s.MariaDB() {
 			begin = "CALL " + "`" + s.Name + "`.`mysqllock_pass1`"
 		}
 		arrive := tap.Stall(begin)
-		released := make(chan error, 1)
-		go func() { released <- hold.Release() }()
+		released := dbtest.Go(hold.Release)
 		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 9 })
 		cancel()
 		dbtest.Want(t, <-gone, context.Canceled)
@@ -510,8 +507,7 @@ func TestHandoffWithoutAWay(t *testing.T) {
 			committed := make(chan struct{})
 			done := enqueue(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
 			if !s.MariaDB() {
-				_, err := s.Plain.Exec("DROP PROCEDURE IF EXISTS mysqllock_pass1")
-				dbtest.OK(t, err)
+				dbtest.Exec(t, s.Plain, "DROP PROCEDURE IF EXISTS mysqllock_pass1")
 			}
 			dbtest.OK(t, hold.Release())
 			s.WantStock(1, 9)
@@ -533,10 +529,8 @@ func TestHandoffBesideDDL(t *testing.T) {
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		done := enqueue(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
 		reads := dbtest.Begin(t, context.Background(), s.Plain)
-		_, err := reads.Exec("SELECT COUNT(*) FROM mysqllock")
-		dbtest.OK(t, err)
-		altered := make(chan error, 1)
-		go func() { _, err := s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB"); altered <- err }()
+		dbtest.Exec(t, reads, "SELECT COUNT(*) FROM mysqllock")
+		altered := dbtest.Go(func() error { return dbtest.Err(s.Plain.Exec("ALTER TABLE mysqllock ENGINE = InnoDB")) })
 		dbtest.Soon(t, "the ALTER waits", func() bool {
 			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock'", s.Name)[0] == 1
 		})

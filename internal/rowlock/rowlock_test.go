@@ -181,14 +181,13 @@ func TestRowLockWakesOnRelease(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
-		got := make(chan error, 1)
-		go func() {
+		got := dbtest.Go(func() error {
 			c, txn, ticket, err := p.begin(dbtest.Limited(t), time.Minute, "k")
 			if err == nil {
 				p.end(c, txn, ticket)
 			}
-			got <- err
-		}()
+			return err
+		})
 		dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() >= 1 })
 		s.wantFree("k")              // so the lease can be renewed
 		p.wakeUps.wake <- struct{}{} // for nothing
@@ -676,11 +675,10 @@ func TestFailingKill(t *testing.T) {
 		defer s.process(nil).hold(rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		failed := make(chan error, 1)
-		go func() {
+		failed := dbtest.Go(func() error {
 			_, _, err := p.request(ctx, rowlock.Request{Keys: exclusive("k"), Wait: time.Hour})
-			failed <- err
-		}()
+			return err
+		})
 		s.waitsInServer(1)
 		end := time.Now().Add(time.Second)
 		until.Store(&end)

@@ -476,9 +476,7 @@ func TestLeasedSlots(t *testing.T) {
 		s.lease(rows[2], time.Hour)
 		for range 8 {
 			c, grant := p.granted(rowlock.Request{Slots: rows})
-			if grant.Slot != 1 {
-				t.Errorf("slot %d", grant.Slot)
-			}
+			dbtest.Equal(t, "slot %d", grant.Slot, 1)
 			if got := s.occupied(s.Connect(), rows); !slices.Equal(got, rows[1:2]) {
 				t.Errorf("locked are %q", got)
 			}

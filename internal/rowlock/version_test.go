@@ -199,9 +199,7 @@ func TestRaiseIsOneStatement(t *testing.T) {
 		c := &counting{Conn: s.Connect()}
 		for i, keys := range [][]string{{"a"}, {"a", "b"}} {
 			dbtest.OK(t, p.Raise(context.Background(), c, keys))
-			if c.statements != i+1 {
-				t.Errorf("%d statements", c.statements)
-			}
+			dbtest.Equal(t, "%d statements", c.statements, i+1)
 		}
 		if got := fmt.Sprint(s.Query(c.Conn, "SELECT token FROM "+s.table.String()+" WHERE namespace = 'app' ORDER BY name")); got != "[[12] [11]]" {
 			t.Error(got)
