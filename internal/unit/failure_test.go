@@ -525,6 +525,22 @@ func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
 	}
 }
 
+// TestWhatIsLostIsHeldNoMore: a transaction whose lock is gone still has an end to come, but a handle
+// that counts it as a hold would have somebody look for what nobody waits for.
+func TestWhatIsLostIsHeldNoMore(t *testing.T) {
+	s, db, ctx := open(t)
+	tx, err := db.BeginTx(ctx, nil)
+	must(t, err)
+	s.Cut(write, driver.ErrBadConn)
+	dbtest.Is(t, "the write", put(ctx, tx, 4), mysqllock.ErrLost)
+	st, err := mysqllock.Stats(db)
+	must(t, err)
+	if st.OldestHold != 0 {
+		t.Errorf("held for %v", st.OldestHold)
+	}
+	must(t, tx.Rollback())
+}
+
 // TestABrokenBeginUnderALock: a lock that was granted beside the transaction is given back, and its caller
 // is told which it was.
 func TestABrokenBeginUnderALock(t *testing.T) {

@@ -276,6 +276,9 @@ func (u *unit) free() {
 		t.Leave()
 	}
 	u.tickets = nil
+	for _, r := range u.rows {
+		r.Leave()
+	}
 	loss := u.cause
 	if u.givenUp {
 		loss = nil
@@ -306,7 +309,6 @@ func (u *unit) end() {
 	u.free()
 	for _, r := range u.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
-		r.Leave()
 	}
 	u.l.KeepAlive.Forget(u.link)
 	if u.stop != nil { // see live
