@@ -323,16 +323,21 @@ func TestObserverOfLosses(t *testing.T) {
 			key := "key-" + strategy
 			hold := stock.Acquire(t, db, key, kind)
 			w.told(t, strategy+" acquired "+key)
-			switch strategy {
-			case "row":
-				var id int
-				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
-			case "lease":
-				s.steal(key)
-			case "advisory":
-				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
+			lose := func(ctx context.Context, on interface {
+				QueryRowContext(context.Context, string, ...any) *sql.Row
+			}) {
+				switch strategy {
+				case "row":
+					var id int
+					dbtest.OK(t, on.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+					dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
+				case "lease":
+					s.steal(key)
+				case "advisory":
+					dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
+				}
 			}
+			lose(hold.Context(), db)
 			for _, e := range w.told(t, strategy+" lost "+key) {
 				logger.Observe(dbtest.Limited(t), e)
 			}
@@ -340,6 +345,18 @@ func TestObserverOfLosses(t *testing.T) {
 				t.Error(err)
 			}
 			w.told(t)
+
+			key += "-tx"
+			ctx := lockctx.With(dbtest.Limited(t), key, kind)
+			tx := dbtest.Begin(t, ctx, db)
+			lose(ctx, tx)
+			dbtest.Soon(t, "a statement is told", func() bool {
+				_, err := tx.ExecContext(ctx, "DO 1")
+				return errors.Is(err, mysqllock.ErrLost)
+			})
+			s.nothingLasts(db) // although the transaction is still to be rolled back
+			dbtest.OK(t, tx.Rollback())
+			w.told(t, strategy+" acquired "+key, strategy+" lost "+key)
 		}
 		s.nothingLasts(db)
 		if got := lines.String(); strings.Count(got, "level=ERROR msg=\"lock lost\"") != 3 || !strings.Contains(got, "key-advisory") {

@@ -55,7 +55,13 @@ func (g *grant) lost() {
 	if errors.Is(g.Err(), lockerr.ErrClosed) {
 		cause = nil
 	}
-	g.seen.Over(time.Time{}, cause)
+	g.ended(cause)
+}
+
+// ended notes that the server has the lock no more, which loss has cost; nil for no loss.
+func (g *grant) ended(loss error) {
+	g.noted.Leave()
+	g.seen.Over(time.Time{}, loss)
 }
 
 // detach takes off the connection of its transaction what that carries for the grant.

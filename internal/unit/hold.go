@@ -173,7 +173,6 @@ func (h *Hold) lost() {
 	if h.grant != nil {
 		h.cancel(h.grant.overError("statement"))
 		h.outlived()
-		h.grant.noted.Leave()
 		h.grant.lost()
 	}
 }

@@ -240,6 +240,11 @@ func (u *unit) lose(cause error, gone bool) {
 		u.breakLink()
 	}
 	u.detach(u.ctxState.grants...)
+	for _, g := range u.ctxState.grants {
+		if g.Err() != nil { // the connection had it
+			g.ended(u.loss())
+		}
+	}
 	u.free()
 	u.cancelHolds()
 	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
@@ -279,14 +284,18 @@ func (u *unit) free() {
 	for _, r := range u.rows {
 		r.Leave()
 	}
-	loss := u.cause
-	if u.givenUp {
-		loss = nil
-	}
 	for _, seen := range u.seen {
-		seen.Over(u.leaving, loss)
+		seen.Over(u.leaving, u.loss())
 	}
 	u.seen = nil
+}
+
+// loss is what has cost the unit its locks; nil for nothing.
+func (u *unit) loss() error {
+	if u.givenUp {
+		return nil
+	}
+	return u.cause
 }
 
 // detach takes off the connection what it carries for grants, once the transaction has
