@@ -45,7 +45,7 @@ check: ## What needs no server, in under a minute: format, golangci-lint (with v
 
 # Two packages are tested at a time on two processors: with three, servers that are loaded
 # by one test may not answer another one in time. Tests wait more than they compute, and
-# lint has what they leave of the processors. What "go test" would vet is linted. Lint looks
+# lint has what they leave of one processor. What "go test" would vet is linted. Lint looks
 # at what the race detector's packages are, which the tests need as well.
 check  = go test -race -vet=off -timeout 14m
 test: servers rivals prometheus browser ## Lint, and run all tests with the race detector
@@ -54,7 +54,7 @@ test: servers rivals prometheus browser ## Lint, and run all tests with the race
 	@$(MAKE) --no-print-directory --jobs 3 test-oldest $(OTHERS:%=test/%)
 
 lint-beside:
-	@nice -n 19 $(MAKE) --no-print-directory --jobs 1 lint RACE=-race
+	@GOMAXPROCS=1 nice -n 19 $(MAKE) --no-print-directory --jobs 1 lint RACE=-race
 
 test-driver:
 	$(check) -p 2 ./...

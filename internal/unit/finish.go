@@ -55,7 +55,14 @@ func (u *unit) finish(commit bool) error {
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
-	defer u.give()
+	returned := false
+	defer func() {
+		if !returned {
+			u.interrupted("commit")
+		}
+		u.end()
+		u.give()
+	}()
 	if u.broken != nil {
 		u.afterRows()
 	}
@@ -65,7 +72,7 @@ func (u *unit) finish(commit bool) error {
 		cancel()
 	}
 	if u.cause != nil {
-		u.end()
+		returned = true
 		return u.cause
 	}
 	if u.ctxState.k.Settings.Observe != nil {
@@ -85,7 +92,7 @@ func (u *unit) finish(commit bool) error {
 			err = u.unfinished("rollback", err, false, nil)
 		}
 	}
-	u.end()
+	returned = true
 	return err
 }
 

@@ -289,11 +289,17 @@ func (h *Hold) endGrant(commit bool) error {
 
 func (h *Hold) endUnit(commit bool) (err error) {
 	_ = h.ctxState.take(context.Background())
+	defer h.ctxState.give()
 	u := h.unit
 	if u == nil {
 		u = h.nested.u
 	}
 	closed := u.error("statement", lockerr.ErrClosed)
+	defer func() {
+		if h.close(closed); u.givenUp {
+			h.loss = nil
+		}
+	}()
 	// What stands against a commit, although nothing is lost.
 	var obstacle error
 	switch {
@@ -324,11 +330,6 @@ func (h *Hold) endUnit(commit bool) (err error) {
 		err = nil // what was lost is rolled back already
 	case errors.Is(err, errContextEnded) && h.ctx.Err() != nil:
 		err = u.error("commit", endOf(h.ctx))
-	}
-	h.ctxState.give()
-	h.close(closed)
-	if u.givenUp {
-		h.loss = nil
 	}
 	return err
 }

@@ -34,17 +34,16 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 			return nil, nil, err
 		}
 	}
-	sent := false
+	returned := false
 	defer func() {
-		if !sent { // what LOAD DATA LOCAL reads from, or a driver below, has panicked, or ended the goroutine
-			_ = u.link.Conn.Close()
-			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errPanic)), true)
+		if !returned {
+			u.interrupted(op)
 			u.give()
 			release()
 		}
 	}()
 	r, res, err := u.send(open, st)
-	sent = true
+	returned = true
 	u.on.ran(st, err)
 	if err != nil {
 		err = u.check(ctx, op, u.overtaken(open, err))
@@ -84,7 +83,12 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-var errPanic = errors.New("a statement has panicked, or ended its goroutine, and its connection is in the midst of it")
+// interrupted is for what has not returned: a driver below, or what LOAD DATA LOCAL reads from, has
+// panicked, or ended its goroutine. The connection is in the midst of a statement then.
+func (u *unit) interrupted(op string) {
+	_ = u.link.Conn.Close()
+	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
+}
 
 // takeLink waits for the turn to use the unit's connection, if it can still be
 // used.
@@ -315,14 +319,23 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	if err := u.takeLink(ctx, op); err != nil {
 		return err
 	}
-	defer u.give()
 	open, release := u.on.untilClosed(ctx)
-	defer release()
-	if err := u.resolveDoubts(open, op); err != nil {
-		return err
+	returned := false
+	defer func() {
+		if !returned {
+			u.interrupted(op)
+		}
+		release()
+		u.give()
+	}()
+	err := u.resolveDoubts(open, op)
+	if err == nil {
+		if err = server.Exec(open, u.link.Conn, text); err != nil {
+			err = u.check(ctx, op, err)
+		}
 	}
-	if err := server.Exec(open, u.link.Conn, text); err != nil {
-		return u.check(ctx, op, err)
+	if returned = true; err != nil {
+		return err
 	}
 	u.link.Touch()
 	return nil

@@ -429,6 +429,83 @@ func TestAPanicOfTheDriverWhileARowIsLockedLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestAPanicOfTheDriverUnderALockLeavesNothing: whatever the driver below panics at, or ends its goroutine, the
+// connection is closed, and the key is free for another process.
+func TestAPanicOfTheDriverUnderALockLeavesNothing(t *testing.T) {
+	ended := context.Canceled // what is done is to be rolled back
+	do := func(opt lockctx.Option, end error) func(context.Context, *sql.DB) error {
+		return func(ctx context.Context, db *sql.DB) error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				must(t, put(ctx, db, 4))
+				return end
+			}, opt)
+		}
+	}
+	begin := func(opt lockctx.Option, end func(*sql.Tx) error) func(context.Context, *sql.DB) error {
+		return func(ctx context.Context, db *sql.DB) error {
+			ctx = lockctx.With(ctx, "k", opt)
+			tx, err := db.BeginTx(ctx, nil)
+			must(t, err)
+			must(t, put(ctx, tx, 4))
+			return end(tx)
+		}
+	}
+	for name, of := range map[string]struct {
+		at string
+		do func(context.Context, *sql.DB) error
+	}{
+		"COMMIT of a transaction":              {"COMMIT", begin(lockctx.Row(), (*sql.Tx).Commit)},
+		"ROLLBACK of a transaction":            {"ROLLBACK", begin(lockctx.Row(), (*sql.Tx).Rollback)},
+		"COMMIT of a transaction with a lease": {"COMMIT", begin(lockctx.Lease(time.Minute), (*sql.Tx).Commit)},
+		"COMMIT of Do":                         {"COMMIT", do(lockctx.Row(), nil)},
+		"ROLLBACK of Do":                       {"ROLLBACK", do(lockctx.Row(), ended)},
+		"COMMIT of a statement": {"COMMIT", func(ctx context.Context, db *sql.DB) error {
+			return put(lockctx.With(ctx, "k"), db, 4)
+		}},
+		"COMMIT of a decision": {"COMMIT", func(ctx context.Context, db *sql.DB) error {
+			ctx = lockctx.With(ctx, "k")
+			seen(t, db, ctx)
+			return put(ctx, db, 4)
+		}},
+		"a savepoint": {"SAVEPOINT", func(ctx context.Context, db *sql.DB) error {
+			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				_, err := db.BeginTx(ctx, nil)
+				return err
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, db, _ := open(t)
+			ctx, cancel := context.WithCancel(context.Background())
+			_ = of.do(ctx, db) // opens the connections of the handle's own, which nobody could recover
+			cancel()
+			ctx, cancel = context.WithCancel(context.Background())
+			s.Panic(of.at)
+			func() {
+				defer func() {
+					dbtest.Equal(t, "recovered %v", recover(), "the driver")
+				}()
+				t.Error("it did not panic: ", of.do(ctx, db))
+			}()
+			cancel()
+			other := another(t, s)
+			must(t, put(lockctx.With(context.Background(), "k", lockctx.Wait(10*time.Second)), other, 5))
+			state(t, s, 5, 0)
+			dbtest.Soon(t, "nothing is held", func() bool {
+				st, err := mysqllock.Stats(db)
+				return err == nil && st.OldestHold == 0
+			})
+			closed := make(chan error)
+			go func() { closed <- db.Close() }()
+			select {
+			case <-closed:
+			case <-time.After(10 * time.Second):
+				t.Error("Close hangs")
+			}
+		})
+	}
+}
+
 // One lock that is lost is enough, whatever else is held.
 func TestEachOfTwoLocksIsCheckedBeforeCommit(t *testing.T) {
 	for name, lose := range map[string]func(*fakeserver.Server){
