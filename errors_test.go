@@ -323,13 +323,11 @@ func TestObserverOfLosses(t *testing.T) {
 			key := "key-" + strategy
 			hold := stock.Acquire(t, db, key, kind)
 			w.told(t, strategy+" acquired "+key)
-			lose := func(ctx context.Context, on interface {
-				QueryRowContext(context.Context, string, ...any) *sql.Row
-			}) {
+			lose := func(ctx context.Context, query func(context.Context, string, ...any) *sql.Row) {
 				switch strategy {
 				case "row":
 					var id int
-					dbtest.OK(t, on.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+					dbtest.OK(t, query(ctx, "SELECT CONNECTION_ID()").Scan(&id))
 					dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
 				case "lease":
 					s.steal(key)
@@ -337,7 +335,7 @@ func TestObserverOfLosses(t *testing.T) {
 					dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", s.named(key)))
 				}
 			}
-			lose(hold.Context(), db)
+			lose(hold.Context(), db.QueryRowContext)
 			for _, e := range w.told(t, strategy+" lost "+key) {
 				logger.Observe(dbtest.Limited(t), e)
 			}
@@ -349,7 +347,7 @@ func TestObserverOfLosses(t *testing.T) {
 			key += "-tx"
 			ctx := lockctx.With(dbtest.Limited(t), key, kind)
 			tx := dbtest.Begin(t, ctx, db)
-			lose(ctx, tx)
+			lose(ctx, tx.QueryRowContext)
 			dbtest.Soon(t, "a statement is told", func() bool {
 				_, err := tx.ExecContext(ctx, "DO 1")
 				return errors.Is(err, mysqllock.ErrLost)
