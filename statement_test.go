@@ -192,13 +192,13 @@ func TestPreparingTakesNoLock(t *testing.T) {
 // afterwards. database/sql uses again what was prepared on the connection of that transaction.
 func TestPreparedOutlivesTheHold(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, params := range [][]string{nil, {"maxConns=8"}} {
-			db := s.open(params...)
+		for _, maxConns := range []int{0, 8} {
+			db, tap := s.tapped(mysqllock.Config{MaxConns: maxConns})
 			get := func(st *sql.Stmt) {
 				t.Helper()
 				var n int
 				if dbtest.OK(t, st.QueryRowContext(dbtest.Limited(t), 1).Scan(&n)); n != 10 {
-					t.Errorf("%v: read %d, want 10", params, n)
+					t.Errorf("maxConns=%d: read %d, want 10", maxConns, n)
 				}
 			}
 			of, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
@@ -210,8 +210,7 @@ func TestPreparedOutlivesTheHold(t *testing.T) {
 				get(tx.StmtContext(ctx, of))
 				return tx.Commit()
 			}))
-			get(of)
-			get(of)
+			tap.Costs(t, fmt.Sprintf("with maxConns=%d, a statement that has run", maxConns), 1, func() error { get(of); return nil })
 			var own *sql.Stmt
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) (err error) {
 				tx := dbtest.Begin(t, ctx, conn)
@@ -219,7 +218,7 @@ func TestPreparedOutlivesTheHold(t *testing.T) {
 				dbtest.OK(t, err)
 				return tx.Commit()
 			}))
-			get(own)
+			tap.Costs(t, fmt.Sprintf("with maxConns=%d, a statement that was prepared there", maxConns), 1, func() error { get(own); return nil })
 			dbtest.OK(t, own.Close())
 		}
 	})

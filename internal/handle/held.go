@@ -32,8 +32,8 @@ type Held struct {
 	over  chan struct{}   // closed when it is given back; nil while nobody waits for that
 }
 
-// heldLocks has what a handle holds that keeps others out, by row. A version goes with its lock context,
-// which may never give it back.
+// heldLocks has what a handle holds that keeps others out, by row. Versions are not in it: they go with
+// their lock context, which may never give them back.
 type heldLocks struct {
 	mu sync.Mutex
 	on map[string][]*Held

@@ -31,8 +31,7 @@
 // requests in package batch, poll at the pace of package strategy, and begin a wait as package
 // server does. One kind of lock connection for both would have to be told who opens it, how long
 // it stays without a lock, whether a caller waits for its turn or goes along, how many locks it
-// carries, what pings it, and by which clock it is lost. Even to count the connections on which
-// callers wait took 58 lines where both together lost 34.
+// carries, what pings it, and by which clock it is lost.
 //
 // A caller for which there is no connection to wait on polls. A lease that others acquire
 // again and again would hardly ever be free when it asks. So a poller announces itself

@@ -26,7 +26,7 @@ type Attempt struct {
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
-	Broke   bool            // the connection of the transaction that was to begin with the lock was broken before
+	Broke   bool            // the connection of the transaction that was to begin with the lock was broken before anything was sent
 	Refused []int           // slots that Slot leaves out: found locked, where the server does not tell which are
 
 	vanished int             // how often Vanished was true

@@ -80,7 +80,7 @@ func (s *ctxState) drop(keep int, u *unit) {
 		g.Forget(hint.ToldSlot)
 		_ = g.Release()
 		if u != nil {
-			u.detach(g) // not before: then waiters are woken
+			u.detach(g) // after the release, since it wakes waiters
 		}
 		g.noted.Leave()
 	}

@@ -269,8 +269,9 @@ func (h *Hold) endGrant(commit bool) error {
 		if h.lapsed != nil {
 			h.lapsed.Stop()
 		}
+		err := h.grant.Release()
 		h.grant.noted.Leave()
-		switch err := h.grant.Release(); {
+		switch {
 		case err == nil:
 		case !errors.Is(err, lockerr.ErrLost):
 			h.stays = strategy.Naming(err, []strategy.Resource{h.grant.Resource})
