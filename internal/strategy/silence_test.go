@@ -142,8 +142,7 @@ func TestLateAnswerIsNoLock(t *testing.T) {
 // server says nothing any more.
 func TestSilenceDuringAWait(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		var cells sync.WaitGroup
-		defer cells.Wait()
+		var cells []func() // run together, when all keys are taken
 		holders := s.Handle("lockMaxConns=100")
 		for name, opts := range kinds {
 			if name == "optimistic" {
@@ -187,7 +186,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 					cancel()
 					return <-told
 				}
-				cells.Go(func() {
+				cells = append(cells, func() {
 					err := asks()
 					for try := 1; try < 5 && errors.Is(err, context.Canceled) && !errors.Is(err, mysqllock.ErrTimeout); try++ {
 						err = asks() // a busy server had not answered yet
@@ -198,6 +197,11 @@ func TestSilenceDuringAWait(t *testing.T) {
 				})
 			}
 		}
+		var all sync.WaitGroup
+		for _, cell := range cells {
+			all.Go(cell)
+		}
+		all.Wait()
 	})
 }
 
