@@ -93,7 +93,8 @@ func TestGC(t *testing.T) {
 			t.Errorf("removed: %+v", done)
 		}
 		dbtest.Equal(t, "it says %s", s.command("gc").start().must(0), "100 rows removed\n")
-		if out := s.command("show", "used").start().must(0); !regexp.MustCompile(`(?m)^used +- +3 +nobody$`).MatchString(out) {
+		// MariaDB does not show whose the row locks are of the tests beside this one.
+		if out := s.command("show", "used").start().must(0); !regexp.MustCompile(`(?m)^used +- +3 +(nobody|not known)$`).MatchString(out) {
 			t.Errorf("the key is\n%s", out)
 		}
 		s.command("gc", "--unused", "-1s").start().fails(1, "negative")
