@@ -74,7 +74,7 @@ func TestSilenceIsNoLock(t *testing.T) {
 						key := dbtest.Random()
 						dbtest.OK(t, db.Ping())
 						if c.used {
-							dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another", opts) })) // which many open together
+							dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another "+key, opts) })) // which many open together
 						}
 						dbtest.OK(t, db.Ping()) // a connection is ready: the base driver opens one to a silent server for ever
 						ctx, wait := dbtest.Limited(t), 300*time.Millisecond
@@ -165,7 +165,7 @@ func TestSilenceDuringAWait(t *testing.T) {
 				asks := func() error {
 					s := &stock.Shop{Database: s.Database, Plain: s.Plain}
 					db, proxy := s.Proxied(mysqllock.Config{})
-					dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another", opts) })) // which many open together
+					dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another "+key, opts) })) // which many open together
 					ctx, cancel := context.WithCancel(dbtest.Limited(t))
 					defer cancel()
 					told := make(chan error, 1)
