@@ -55,14 +55,10 @@ func (u *unit) finish(commit bool) error {
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
+	defer u.give()
+	defer u.end()
 	returned := false
-	defer func() {
-		if !returned {
-			u.interrupted("commit")
-		}
-		u.end()
-		u.give()
-	}()
+	defer u.guard("commit", &returned)
 	if u.broken != nil {
 		u.afterRows()
 	}

@@ -36,8 +36,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	returned := false
 	defer func() {
-		if !returned {
-			u.interrupted(op)
+		if u.guard(op, &returned); !returned {
 			u.give()
 			release()
 		}
@@ -83,9 +82,13 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-// interrupted is for what has not returned: a driver below, or what LOAD DATA LOCAL reads from, has
-// panicked, or ended its goroutine. The connection is in the midst of a statement then.
-func (u *unit) interrupted(op string) {
+// guard is deferred around what runs on the unit's connection. Where that has not returned, a driver
+// below, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine. The connection is in the
+// midst of a statement then.
+func (u *unit) guard(op string, returned *bool) {
+	if *returned {
+		return
+	}
 	_ = u.link.Conn.Close()
 	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
 }
@@ -319,26 +322,21 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	if err := u.takeLink(ctx, op); err != nil {
 		return err
 	}
+	defer u.give()
 	open, release := u.on.untilClosed(ctx)
+	defer release()
 	returned := false
-	defer func() {
-		if !returned {
-			u.interrupted(op)
-		}
-		release()
-		u.give()
-	}()
+	defer u.guard(op, &returned)
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.link.Conn, text); err != nil {
 			err = u.check(ctx, op, err)
+		} else {
+			u.link.Touch()
 		}
 	}
-	if returned = true; err != nil {
-		return err
-	}
-	u.link.Touch()
-	return nil
+	returned = true
+	return err
 }
 
 // alive asks the server whether the unit still holds its locks, for the commit

@@ -429,10 +429,9 @@ func TestAPanicOfTheDriverWhileARowIsLockedLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAPanicOfTheDriverUnderALockLeavesNothing: whatever the driver below panics at, or ends its goroutine, the
-// connection is closed, and the key is free for another process.
+// TestAPanicOfTheDriverUnderALockLeavesNothing: whatever the driver below panics at, the connection is closed,
+// and the key is free for another process.
 func TestAPanicOfTheDriverUnderALockLeavesNothing(t *testing.T) {
-	ended := context.Canceled // what is done is to be rolled back
 	do := func(opt lockctx.Option, end error) func(context.Context, *sql.DB) error {
 		return func(ctx context.Context, db *sql.DB) error {
 			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
@@ -458,7 +457,7 @@ func TestAPanicOfTheDriverUnderALockLeavesNothing(t *testing.T) {
 		"ROLLBACK of a transaction":            {"ROLLBACK", begin(lockctx.Row(), (*sql.Tx).Rollback)},
 		"COMMIT of a transaction with a lease": {"COMMIT", begin(lockctx.Lease(time.Minute), (*sql.Tx).Commit)},
 		"COMMIT of Do":                         {"COMMIT", do(lockctx.Row(), nil)},
-		"ROLLBACK of Do":                       {"ROLLBACK", do(lockctx.Row(), ended)},
+		"ROLLBACK of Do":                       {"ROLLBACK", do(lockctx.Row(), errCallback)},
 		"COMMIT of a statement": {"COMMIT", func(ctx context.Context, db *sql.DB) error {
 			return put(lockctx.With(ctx, "k"), db, 4)
 		}},
@@ -495,10 +494,8 @@ func TestAPanicOfTheDriverUnderALockLeavesNothing(t *testing.T) {
 				st, err := mysqllock.Stats(db)
 				return err == nil && st.OldestHold == 0
 			})
-			closed := make(chan error)
-			go func() { closed <- db.Close() }()
 			select {
-			case <-closed:
+			case <-dbtest.Go(db.Close):
 			case <-time.After(10 * time.Second):
 				t.Error("Close hangs")
 			}
