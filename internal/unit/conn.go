@@ -35,6 +35,7 @@ type Conn struct {
 
 	// What follows is for a connection beneath a wrapper of drivers: see [Conn.leave].
 	told    bool       // database/sql calls Valid when it puts the connection back
+	ofConn  bool       // a sql.Conn has it, as of the last call that could tell: the end of rows and of a transaction can't
 	lent    bool       // Base has shown the real connection to the user of a sql.Conn
 	reading bool       // rows are being read
 	last    *pool.Conn // where the statement before has run, as far as c has not had it since; nil if it ran here
@@ -271,7 +272,7 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels)
 
 // Ping pings the base connection.
 func (c *Conn) Ping(ctx context.Context) (err error) {
-	if err := c.enter(); err != nil {
+	if err := c.enter(false); err != nil {
 		return err
 	}
 	defer func() { c.leave(err) }()

@@ -14,7 +14,7 @@ import (
 
 // Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
 func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (res driver.Result, err error) {
-	if err := c.enter(); err != nil {
+	if err := c.enter(false); err != nil {
 		return nil, err
 	}
 	if !c.told {
@@ -34,7 +34,7 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 
 // Query is Exec for a query.
 func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (r driver.Rows, err error) {
-	if err := c.enter(); err != nil {
+	if err := c.enter(false); err != nil {
 		return nil, err
 	}
 	if !c.told {

@@ -18,7 +18,7 @@ import (
 // Prepare prepares a statement. Preparing takes no lock; running it
 // does, by the context that it runs with.
 func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err error) {
-	if err := c.enter(); err != nil {
+	if err := c.enter(false); err != nil {
 		return nil, err
 	}
 	defer func() { c.leave(err) }()
@@ -190,7 +190,7 @@ func (s *Stmt) NumInput() int {
 
 // Exec runs the statement.
 func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.Result, err error) {
-	if err := s.c.enter(); err != nil {
+	if err := s.c.enter(s.ofConn); err != nil {
 		return nil, err
 	}
 	defer func() { s.c.leave(err) }()
@@ -208,7 +208,7 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 
 // Query is Exec for a query.
 func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Rows, err error) {
-	if err := s.c.enter(); err != nil {
+	if err := s.c.enter(s.ofConn); err != nil {
 		return nil, err
 	}
 	defer func() { r, err = s.c.leaveAfter(r, err) }()

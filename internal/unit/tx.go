@@ -17,7 +17,7 @@ import (
 
 // Begin begins a transaction; with a hint, under its lock.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err error) {
-	if err := c.enter(); err != nil {
+	if err := c.enter(false); err != nil {
 		return nil, err
 	}
 	if !c.told {

@@ -16,16 +16,18 @@ import (
 // enter begins each call of database/sql. Nothing runs on a connection that must not be used again,
 // as a sql.Conn would until it is closed: a transaction may be open there. Beneath a wrapper, enter
 // does what Valid and Reset would have done before: a new user must not meet the unit of work of a
-// sql.Conn that was closed.
-func (c *Conn) enter() error {
+// sql.Conn that was closed. forConn: the statement is known to be one of a sql.Conn.
+func (c *Conn) enter(forConn bool) error {
 	if c.tx != nil {
 		return nil
 	}
-	if !c.told && (c.pinned != nil || c.lent) && !statement.ForConn() {
-		if c.pinned != nil {
-			c.endPinned()
+	if !c.told && (c.k.Bounded() || c.pinned != nil) {
+		if c.ofConn = forConn || statement.ForConn(); !c.ofConn {
+			if c.pinned != nil {
+				c.endPinned()
+			}
+			c.lent = false
 		}
-		c.lent = false
 	}
 	if c.pinned == nil && c.bad.Load() { // else openPinned asks
 		return driver.ErrBadConn // database/sql closes it, and takes another one
@@ -49,13 +51,13 @@ func (c *Conn) leave(err error) {
 		c.discard()
 		c.k.Apps().Flush()
 	case c.tx != nil || c.pinned != nil || c.reading || c.lent || c.skipped != "" || len(c.stmts.own) > 0:
+	case !c.ofConn:
+		c.release()
+		c.last = nil
 	case c.pristine() && !c.bad.Load():
 		link := c.link
 		c.release()
 		c.last = link
-	case !statement.ForConn():
-		c.release()
-		c.last = nil
 	}
 }
 

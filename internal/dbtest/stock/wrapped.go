@@ -138,11 +138,69 @@ func (s *Shop) checkConns(ctx context.Context, t *testing.T, db *sql.DB) {
 	t.Helper()
 	c, err := db.Conn(ctx)
 	dbtest.OK(t, err)
+	var others [2]*sql.Tx // which may be where the last statement before c has run
+	for i := range others {
+		others[i], err = db.BeginTx(ctx, nil)
+		dbtest.OK(t, err)
+	}
 	dbtest.Exec(t, c, "SET @x = 7")
+	for _, tx := range others {
+		dbtest.OK(t, tx.Rollback())
+	}
 	dbtest.Exec(t, c, "CREATE TEMPORARY TABLE mine (id INT AUTO_INCREMENT PRIMARY KEY)")
-	var others sync.WaitGroup
+	for name, use := range uses {
+		dbtest.OK(t, use(ctx, c))
+		s.others(ctx, t, db)
+		dbtest.Exec(t, c, "TRUNCATE mine")
+		dbtest.Exec(t, c, "INSERT INTO mine VALUES (NULL), (NULL)")
+		var id, n int
+		var x sql.NullInt64
+		dbtest.OK(t, c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id))
+		dbtest.OK(t, c.QueryRowContext(ctx, "SELECT @x, COUNT(*) FROM mine").Scan(&x, &n))
+		if id != 1 || x.Int64 != 7 || n != 2 {
+			t.Errorf("%s: the sql.Conn has lost what it had: its first id is %d, @x is %v, and its table has %d rows", name, id, x, n)
+		}
+	}
+	dbtest.OK(t, c.Close())
+	dbtest.Exec(t, db, "DO 0") // on the same light connection, so that what that sql.Conn had is given back
+}
+
+// uses are ways to use a sql.Conn whose end database/sql does not tell for it.
+var uses = map[string]func(ctx context.Context, c *sql.Conn) error{
+	"a statement": func(ctx context.Context, c *sql.Conn) error {
+		_, err := c.ExecContext(ctx, "DO 0")
+		return err
+	},
+	"rows": func(ctx context.Context, c *sql.Conn) error {
+		rows, err := c.QueryContext(ctx, "SELECT 'one' UNION ALL SELECT 'two'")
+		if err != nil {
+			return err
+		}
+		return errors.Join(rows.Close(), rows.Err())
+	},
+	"a transaction": func(ctx context.Context, c *sql.Conn) error {
+		tx, err := c.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, "DO 0")
+		return errors.Join(err, tx.Commit())
+	},
+	"a prepared statement": func(ctx context.Context, c *sql.Conn) error {
+		st, err := c.PrepareContext(ctx, "DO 0")
+		if err != nil {
+			return err
+		}
+		_, err = st.ExecContext(ctx)
+		return errors.Join(err, st.Close())
+	},
+}
+
+// others has 15 callers at once use a connection of their own.
+func (s *Shop) others(ctx context.Context, t *testing.T, db *sql.DB) {
+	var all sync.WaitGroup
 	for range 15 {
-		others.Go(func() {
+		all.Go(func() {
 			own, err := db.Conn(ctx)
 			if err == nil {
 				_, err = own.ExecContext(ctx, "DO 0")
@@ -153,16 +211,7 @@ func (s *Shop) checkConns(ctx context.Context, t *testing.T, db *sql.DB) {
 			}
 		})
 	}
-	others.Wait()
-	dbtest.Exec(t, c, "INSERT INTO mine VALUES (NULL), (NULL)")
-	var id, x, n int
-	dbtest.OK(t, c.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id))
-	dbtest.OK(t, c.QueryRowContext(ctx, "SELECT @x, COUNT(*) FROM mine").Scan(&x, &n))
-	if id != 1 || x != 7 || n != 2 {
-		t.Errorf("the sql.Conn has lost what it had: its first id is %d, @x is %d, and its table has %d rows", id, x, n)
-	}
-	dbtest.OK(t, c.Close())
-	dbtest.Exec(t, db, "DO 0") // on the same light connection, so that what that sql.Conn had is given back
+	all.Wait()
 }
 
 // SoonUnused waits until no connection of the handle is in use.
