@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
@@ -14,7 +15,8 @@ import (
 //
 // Observe is called within the calls of the application, also by several goroutines
 // at a time, and they wait for it: it must return soon, and not use the handle. ctx
-// is that of the caller who asked for the lock, for its values; it may have ended.
+// is that of the caller who asked for the lock, for its values; it may have ended. If it
+// panics, the lock goes on, and [log/slog.Default] gets a line with the stack (level ERROR).
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
@@ -89,7 +91,16 @@ func observed(o Observer) func(context.Context, handle.Event) {
 		return nil
 	}
 	return func(ctx context.Context, e handle.Event) {
+		defer goOn(ctx)
 		o.Observe(ctx, event(e))
+	}
+}
+
+// goOn is deferred around calls of an observer: whoever recovers its panic must not be left
+// with a lock that nobody gives back.
+func goOn(ctx context.Context) {
+	if v := recover(); v != nil {
+		slog.ErrorContext(ctx, "mysqllock: the Observer has panicked", "panic", v, "stack", string(debug.Stack()))
 	}
 }
 

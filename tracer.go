@@ -78,7 +78,14 @@ func traced(o Observer) handle.Trace {
 	}
 	t := o.(Tracer)
 	return handle.Trace{
-		Asking:    func(ctx context.Context, e handle.Event) context.Context { return t.Asking(ctx, event(e)) },
-		Releasing: func(ctx context.Context, e handle.Event) { t.Releasing(ctx, event(e)) },
+		Asking: func(ctx context.Context, e handle.Event) (own context.Context) {
+			own = ctx
+			defer goOn(ctx)
+			return t.Asking(ctx, event(e))
+		},
+		Releasing: func(ctx context.Context, e handle.Event) {
+			defer goOn(ctx)
+			t.Releasing(ctx, event(e))
+		},
 	}
 }

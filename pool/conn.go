@@ -201,13 +201,14 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 	if err != nil {
 		return nil, err
 	}
-	rows, err := server.QueryPrepared(ctx, p.stmt, args...)
+	rows, err := server.QueryPrepared(ctx, c.Conn, p.stmt, args...)
 	return rows, p.known(err)
 }
 
 // prepare returns the statement, for QueryPrepared.
-func (c *Conn) prepare(ctx context.Context, text string) (*prepared, error) {
-	p := c.prepared[text]
+func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error) {
+	defer basedriver.Catch(c.Conn, &err)
+	p = c.prepared[text]
 	if p == nil {
 		if c.prepared == nil {
 			c.prepared = make(map[string]*prepared)
@@ -295,7 +296,7 @@ func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, 
 	if len(b.Values) > 0 {
 		p, err := c.prepare(ctx, b.Text)
 		if err == nil {
-			result, err = server.ChangePrepared(ctx, p.stmt, b.Values...)
+			result, err = server.ChangePrepared(ctx, c.Conn, p.stmt, b.Values...)
 			err = p.known(err)
 		}
 		if !errors.Is(err, ErrUnprepared) {
@@ -306,14 +307,11 @@ func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, 
 }
 
 // Valid reports whether the connection can still be used, as far as the driver knows.
-func (c *Conn) Valid() bool {
-	v, ok := c.Conn.(driver.Validator)
-	return !ok || v.IsValid()
-}
+func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
 
 // Ping asks the server for a sign of life.
-func (c *Conn) Ping(ctx context.Context) error {
-	var err error
+func (c *Conn) Ping(ctx context.Context) (err error) {
+	defer basedriver.Catch(c.Conn, &err)
 	if p, ok := c.Conn.(driver.Pinger); ok {
 		err = p.Ping(ctx)
 	} else {

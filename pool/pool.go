@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -155,10 +156,16 @@ func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
 	return c, err
 }
 
+// dial has the driver open a connection.
+func (cfg Config) dial(ctx context.Context) (conn driver.Conn, err error) {
+	defer basedriver.Catch(nil, &err)
+	return cfg.Connect(ctx)
+}
+
 // open opens a connection and sets it up.
 func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	ctx = purpose.Unattributed(ctx)
-	conn, err := cfg.Connect(ctx)
+	conn, err := cfg.dial(ctx)
 	if cfg.Bare {
 		if err != nil {
 			return nil, err
@@ -487,8 +494,7 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 // usable reports whether an idle connection can be used.
 func (p *Pool) usable(ctx context.Context, c *Conn) bool {
 	if p.cfg.Bare { // as database/sql does
-		r, ok := c.Conn.(driver.SessionResetter)
-		return !p.expired(c) && (!ok || !errors.Is(r.ResetSession(ctx), driver.ErrBadConn))
+		return !p.expired(c) && !errors.Is(basedriver.Reset(ctx, c.Conn), driver.ErrBadConn) && c.Valid()
 	}
 	return c.Silence() < p.cfg.Idle && !p.cfg.old(c) && c.Fresh(ctx)
 }
@@ -609,10 +615,7 @@ func (c *Conn) Own() bool {
 // Fresh reports whether the connection can still be used. The driver looks at the socket,
 // without a round trip.
 func (c *Conn) Fresh(ctx context.Context) bool {
-	if r, ok := c.Conn.(driver.SessionResetter); ok && r.ResetSession(ctx) != nil {
-		return false
-	}
-	return c.Valid()
+	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
 }
 
 // Stat returns the pool's counts.

@@ -21,7 +21,8 @@ type Txn struct {
 }
 
 // Begin begins a transaction by the base driver.
-func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (*Txn, error) {
+func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (t *Txn, err error) {
+	defer basedriver.Catch(c.Conn, &err)
 	tx, err := basedriver.Begin(ctx, c.Conn, opts)
 	if err != nil {
 		return nil, err
@@ -62,6 +63,7 @@ func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", limit) 
 func (t *Txn) Rollback(limit time.Duration) error { return t.end("ROLLBACK", limit) }
 
 func (t *Txn) end(text string, limit time.Duration) (err error) {
+	defer basedriver.Catch(t.c.Conn, &err)
 	switch {
 	case t.tx != nil && text == "COMMIT":
 		err = t.tx.Commit()

@@ -37,7 +37,7 @@ func (d *Database) Neighbours() {
 			}
 			stmt, err := basedriver.Prepare(context.Background(), c, "SELECT SLEEP(3600), ?, ?")
 			if err == nil {
-				_, _ = server.QueryPrepared(context.Background(), stmt, "\U0001F512", []byte("\xff\xfe\xf0\x9f"))
+				_, _ = server.QueryPrepared(context.Background(), c, stmt, "\U0001F512", []byte("\xff\xfe\xf0\x9f"))
 				_ = stmt.Close()
 			}
 		}()

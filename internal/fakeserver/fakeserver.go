@@ -37,6 +37,7 @@ type Server struct {
 	named   map[string]*named // named locks that are held
 	stock   map[int64]int64   // what is committed
 	faults  []*fault
+	panics  *panics
 	signals []signal
 	engine  Engine
 }
@@ -97,6 +98,55 @@ func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: er
 
 // Panic has the driver panic at the next statement that contains text.
 func (s *Server) Panic(text string) { s.meet(fault{text: text}) }
+
+// PanicAfter has the driver panic in the call after the next n: a statement, before it is done or with its answer,
+// or Connect, ResetSession or IsValid. over ends that, and says in which call it has; "" is in none.
+func (s *Server) PanicAfter(n int, answer bool) (over func() (in string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &panics{left: n, answer: answer}
+	s.panics = p
+	return func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.panics = nil
+		return p.in
+	}
+}
+
+// panics says in which call the driver panics.
+type panics struct {
+	left   int // calls before it
+	answer bool
+	in     string // that call, when it has come
+}
+
+// panicIn panics if call is the one in which the driver is to, and not only with the answer to it, which is reported.
+// The caller has the mutex.
+func (s *Server) panicIn(call string) (withAnswer bool) {
+	p := s.panics
+	if p == nil {
+		return false
+	}
+	p.left--
+	if p.left != -1 {
+		return false
+	}
+	p.in = call
+	if !p.answer {
+		panic("the driver")
+	}
+	return true
+}
+
+// calls is for what is no statement.
+func (s *Server) calls(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.panicIn(name) {
+		panic("the driver")
+	}
+}
 
 // LoseAnswer has the next statement that contains text be done, and its connection lost.
 func (s *Server) LoseAnswer(text string) {
@@ -176,6 +226,7 @@ func (s *Server) Unknown() []string {
 
 // Connect opens a connection.
 func (s *Server) Connect(ctx context.Context) (driver.Conn, error) {
+	s.calls("Connect")
 	return s.Open(""), ctx.Err()
 }
 
@@ -314,9 +365,17 @@ func (c *Conn) HasLock() bool {
 	return false
 }
 
-func (c *Conn) Ping(context.Context) error         { return nil }
-func (c *Conn) ResetSession(context.Context) error { return c.bad() }
-func (c *Conn) IsValid() bool                      { return c.bad() == nil }
+func (c *Conn) Ping(context.Context) error { return nil }
+
+func (c *Conn) ResetSession(context.Context) error {
+	c.s.calls("ResetSession")
+	return c.bad()
+}
+
+func (c *Conn) IsValid() bool {
+	c.s.calls("IsValid")
+	return c.bad() == nil
+}
 
 func (c *Conn) bad() error {
 	c.s.mu.Lock()
@@ -424,6 +483,7 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 		return reply{}, driver.ErrBadConn
 	}
 	s.log = append(s.log, text)
+	panics := s.panicIn(text)
 	s.announce(text)
 	f := s.fault(text)
 	switch {
@@ -442,6 +502,9 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	c.text = text
 	r, err := c.do(ctx, text, args)
 	c.text = ""
+	if panics {
+		panic("the driver")
+	}
 	if f != nil {
 		c.lose()
 		return reply{}, f.err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -232,12 +233,12 @@ func Gone(err error, conn driver.Conn) bool {
 		return false
 	}
 	var netErr net.Error
-	if Broken(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	var panicked *basedriver.Panic
+	if Broken(err) || errors.As(err, &panicked) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, &netErr) && !errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
-	v, ok := conn.(driver.Validator)
-	return ok && !v.IsValid()
+	return !basedriver.Valid(conn)
 }
 
 // Saying returns an error of the server with more in its text. It keeps the type by which

@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -47,6 +48,14 @@ func TestWhatErrorsMean(t *testing.T) {
 		if got != test.is {
 			t.Errorf("%v: got %+v, want %+v", err, got, test.is)
 		}
+	}
+}
+
+// A driver that does not say whether its connections are valid has lost the one on which it has panicked.
+func TestAPanicIsALostConnection(t *testing.T) {
+	lost := fmt.Errorf("locking: %w", &basedriver.Panic{Value: &mysql.MySQLError{Number: 1213}})
+	if !server.Gone(lost, nil) || server.Deadlock(lost) {
+		t.Error("it is not told as a lost connection")
 	}
 }
 

@@ -396,9 +396,10 @@ func Exec(ctx context.Context, conn driver.Conn, text string) error {
 }
 
 // Change is Exec for a statement whose result matters.
-func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, error) {
+func Change(ctx context.Context, conn driver.Conn, text string) (result driver.Result, err error) {
+	defer basedriver.Catch(conn, &err)
 	ctx = purpose.Ours(ctx)
-	result, err := basedriver.Exec(ctx, conn, text, nil)
+	result, err = basedriver.Exec(ctx, conn, text, nil)
 	if !errors.Is(err, driver.ErrSkip) {
 		return result, err
 	}
@@ -410,8 +411,9 @@ func Change(ctx context.Context, conn driver.Conn, text string) (driver.Result, 
 	return basedriver.StmtExec(ctx, stmt, nil)
 }
 
-// ChangePrepared is Change for a prepared statement.
-func ChangePrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (driver.Result, error) {
+// ChangePrepared is Change for a statement that is prepared on conn.
+func ChangePrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, args ...driver.Value) (result driver.Result, err error) {
+	defer basedriver.Catch(conn, &err)
 	return basedriver.StmtExec(purpose.Ours(ctx), stmt, basedriver.Named(args))
 }
 
@@ -429,6 +431,7 @@ func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error)
 // report a failed lock after the first rows. NULL reads as "". out is nil only if there was
 // no result set, not even an empty one.
 func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
+	defer basedriver.Catch(conn, &err)
 	ctx = purpose.Ours(ctx)
 	rows, err := basedriver.Query(ctx, conn, text, nil)
 	if !errors.Is(err, driver.ErrSkip) {
@@ -442,8 +445,9 @@ func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, 
 	return read(basedriver.StmtQuery(ctx, stmt, nil))
 }
 
-// QueryPrepared is Query for a prepared statement.
-func QueryPrepared(ctx context.Context, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
+// QueryPrepared is Query for a statement that is prepared on conn.
+func QueryPrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
+	defer basedriver.Catch(conn, &err)
 	return read(basedriver.StmtQuery(purpose.Ours(ctx), stmt, basedriver.Named(args)))
 }
 

@@ -57,8 +57,6 @@ func (u *unit) finish(commit bool) error {
 	}
 	defer u.give()
 	defer u.end()
-	returned := false
-	defer u.guard("commit", &returned)
 	if u.broken != nil {
 		u.afterRows()
 	}
@@ -68,7 +66,6 @@ func (u *unit) finish(commit bool) error {
 		cancel()
 	}
 	if u.cause != nil {
-		returned = true
 		return u.cause
 	}
 	if u.ctxState.k.Settings.Observe != nil {
@@ -88,7 +85,6 @@ func (u *unit) finish(commit bool) error {
 			err = u.unfinished("rollback", err, false, nil)
 		}
 	}
-	returned = true
 	return err
 }
 

@@ -36,7 +36,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	returned := false
 	defer func() {
-		if u.guard(op, &returned); !returned {
+		if !returned { // the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine, in the midst of it
+			_ = u.link.Conn.Close()
+			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
 			u.give()
 			release()
 		}
@@ -80,17 +82,6 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.open, r.Done = r, over
 		return r, nil, nil
 	}
-}
-
-// guard is deferred around what runs on the unit's connection. Where that has not returned, a driver
-// below, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine. The connection is in the
-// midst of a statement then.
-func (u *unit) guard(op string, returned *bool) {
-	if *returned {
-		return
-	}
-	_ = u.link.Conn.Close()
-	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
 }
 
 // takeLink waits for the turn to use the unit's connection, if it can still be
@@ -325,8 +316,6 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	defer u.give()
 	open, release := u.on.untilClosed(ctx)
 	defer release()
-	returned := false
-	defer u.guard(op, &returned)
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.link.Conn, text); err != nil {
@@ -335,7 +324,6 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 			u.link.Touch()
 		}
 	}
-	returned = true
 	return err
 }
 

@@ -5,7 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -400,106 +402,191 @@ func TestAConnectionThatTheServerHasEndedIsNotUsedForALock(t *testing.T) {
 	}
 }
 
-func TestAPanicOfTheDriverWhileARowIsLockedLeavesNothing(t *testing.T) {
-	for kind, take := range map[string]string{"row": "FOR UPDATE", "shared": "FOR SHARE", "slots": "FOR UPDATE"} {
-		t.Run(kind, func(t *testing.T) {
-			s, db, _ := open(t)
-			acquire := func() error {
-				lock, err := mysqllock.Acquire(context.Background(), db, "k", kinds[kind].option, lockctx.Wait(time.Minute))
-				if err == nil {
-					err = lock.Release()
-				}
-				return err
+// trades write 4 under a lock, and say what has become of it.
+var trades = map[string]func(ctx context.Context, db *sql.DB, o lockctx.Option) error{
+	"BeginTx": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return trade(lockctx.With(ctx, "k", o), db, (*sql.Tx).Commit)
+	},
+	"a rollback": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return trade(lockctx.With(ctx, "k", o), db, func(tx *sql.Tx) error { return errors.Join(tx.Rollback(), errCallback) })
+	},
+	"a statement": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return put(lockctx.With(context.WithoutCancel(ctx), "k", o), db, 4)
+	},
+	"a decision": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		ctx, cancel := context.WithCancel(lockctx.With(ctx, "k", o))
+		defer cancel()
+		var n int
+		if err := db.QueryRowContext(ctx, read, 1).Scan(&n); err != nil {
+			return err
+		}
+		return put(ctx, db, 4)
+	},
+	"Do": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return put(ctx, db, 4) }, o)
+	},
+	"Do that fails": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 4), errCallback) }, o)
+	},
+	"a transaction in Do": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return trade(ctx, db, (*sql.Tx).Commit) }, o)
+	},
+	"Acquire": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		h, err := mysqllock.Acquire(ctx, db, "k", o)
+		if err != nil {
+			return err
+		}
+		defer h.Release()
+		if err := put(h.Context(), db, 4); err != nil {
+			return err
+		}
+		return h.Release()
+	},
+	"a late hint": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		if err := put(lockctx.With(ctx, "k", o), tx, 4); err != nil {
+			return err
+		}
+		return tx.Commit()
+	},
+}
+
+// trade writes 4 in a transaction that begins with ctx.
+func trade(ctx context.Context, db *sql.DB, end func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if err := put(ctx, tx, 4); err != nil {
+		return err
+	}
+	return end(tx)
+}
+
+// TestAPanicOfTheDriverInAnyCallLeavesNothing: the driver below panics in each call in turn. At a statement of
+// the application's that panic is the application's, at one of our own it is an error. Whoever recovers it meets a
+// handle that has nothing locked, nothing in use, and that closes.
+func TestAPanicOfTheDriverInAnyCallLeavesNothing(t *testing.T) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	options := map[string]lockctx.Option{"optimistic": lockctx.Optimistic()}
+	for kind, k := range kinds {
+		options[kind] = k.option
+	}
+	for kind, option := range options {
+		for name, trade := range trades {
+			for budget, most := range budgets {
+				t.Run(kind+"/"+name+"/"+budget, func(t *testing.T) {
+					t.Parallel()
+					of := func(p fakeserver.Product, answer bool) {
+						for n := 0; panicAfter(t, p, most, n, answer, func(ctx context.Context, db *sql.DB) error { return trade(ctx, db, option) }); n++ {
+						}
+					}
+					of(fakeserver.MySQL, false)
+					if most == 0 {
+						of(fakeserver.MySQL, true)
+					}
+					if kind == "row" { // the others the fake knows for MySQL alone
+						of(fakeserver.MySQLWithProcedure, false)
+						of(fakeserver.MariaDB, false)
+					}
+				})
 			}
-			must(t, acquire()) // its row is made
-			s.Panic(take)
-			func() {
-				defer func() {
-					dbtest.Equal(t, "recovered %v", recover(), "the driver")
-				}()
-				t.Error("it did not panic: ", acquire())
-			}()
-			must(t, acquire())
-			dbtest.Soon(t, "no connection is in use", func() bool {
-				st, err := mysqllock.Stats(db)
-				return err == nil && st.InUse == 0
-			})
-			state(t, s, 10, 0)
-		})
+		}
 	}
 }
 
-// TestAPanicOfTheDriverUnderALockLeavesNothing: whatever the driver below panics at, the connection is closed,
-// and the key is free for another process.
-func TestAPanicOfTheDriverUnderALockLeavesNothing(t *testing.T) {
-	do := func(opt lockctx.Option, end error) func(context.Context, *sql.DB) error {
-		return func(ctx context.Context, db *sql.DB) error {
-			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, 4))
-				return end
-			}, opt)
-		}
-	}
-	begin := func(opt lockctx.Option, end func(*sql.Tx) error) func(context.Context, *sql.DB) error {
-		return func(ctx context.Context, db *sql.DB) error {
-			ctx = lockctx.With(ctx, "k", opt)
-			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 4))
-			return end(tx)
-		}
-	}
-	for name, of := range map[string]struct {
-		at string
-		do func(context.Context, *sql.DB) error
-	}{
-		"COMMIT of a transaction":              {"COMMIT", begin(lockctx.Row(), (*sql.Tx).Commit)},
-		"ROLLBACK of a transaction":            {"ROLLBACK", begin(lockctx.Row(), (*sql.Tx).Rollback)},
-		"COMMIT of a transaction with a lease": {"COMMIT", begin(lockctx.Lease(time.Minute), (*sql.Tx).Commit)},
-		"COMMIT of Do":                         {"COMMIT", do(lockctx.Row(), nil)},
-		"ROLLBACK of Do":                       {"ROLLBACK", do(lockctx.Row(), errCallback)},
-		"COMMIT of a statement": {"COMMIT", func(ctx context.Context, db *sql.DB) error {
-			return put(lockctx.With(ctx, "k"), db, 4)
-		}},
-		"COMMIT of a decision": {"COMMIT", func(ctx context.Context, db *sql.DB) error {
-			ctx = lockctx.With(ctx, "k")
-			seen(t, db, ctx)
-			return put(ctx, db, 4)
-		}},
-		"a savepoint": {"SAVEPOINT", func(ctx context.Context, db *sql.DB) error {
-			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
-				_, err := db.BeginTx(ctx, nil)
-				return err
-			})
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, db, _ := open(t)
-			ctx, cancel := context.WithCancel(context.Background())
-			_ = of.do(ctx, db) // opens the connections of the handle's own, which nobody could recover
-			cancel()
-			ctx, cancel = context.WithCancel(context.Background())
-			s.Panic(of.at)
-			func() {
-				defer func() {
-					dbtest.Equal(t, "recovered %v", recover(), "the driver")
-				}()
-				t.Error("it did not panic: ", of.do(ctx, db))
-			}()
-			cancel()
-			other := another(t, s)
-			must(t, put(lockctx.With(context.Background(), "k", lockctx.Wait(10*time.Second)), other, 5))
-			state(t, s, 5, 0)
-			dbtest.Soon(t, "nothing is held", func() bool {
-				st, err := mysqllock.Stats(db)
-				return err == nil && st.OldestHold == 0
-			})
-			select {
-			case <-dbtest.Go(db.Close):
-			case <-time.After(10 * time.Second):
-				t.Error("Close hangs")
+// panicAfter reports whether a trade makes more than n calls of the driver, and checks what a panic leaves in the one
+// after these, before it is done or with its answer.
+func panicAfter(t *testing.T, p fakeserver.Product, maxConns, n int, answer bool, trade func(context.Context, *sql.DB) error) bool {
+	t.Helper()
+	s := fakeserver.New()
+	s.Product = p
+	db, _ := openOn(t, s, mysqllock.Config{MaxConns: maxConns})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	_ = trade(ctx, db) // what a new handle asks for is sent
+	must(t, put(ctx, db, 10))
+	over := s.PanicAfter(n, answer)
+	recovered, err := false, error(nil)
+	func() {
+		defer func() {
+			if v := recover(); v != nil {
+				recovered = true
+				err = fmt.Errorf("recovered: %v", v)
 			}
-		})
+		}()
+		err = trade(ctx, db)
+	}()
+	in := over()
+	cancel()
+	what := fmt.Sprintf("panic after %d calls, in %.60q", n, in)
+	told := (*mysqllock.Error)(nil)
+	committed := errors.As(err, &told) && told.Op == "release" || errors.Is(err, errCallback) // of a grant: the statement has committed
+	if stock := s.Stock(); err == nil && stock != 4 || err != nil && stock != 10 && !answer && !committed {
+		t.Errorf("%s: %d is committed, and the caller was told: %v", what, stock, err)
+	}
+	dbtest.Eventually(t, "nothing is held, nobody waits, and nothing is in use", func() error {
+		st, err := mysqllock.Stats(db)
+		inUse := db.Stats().InUse
+		if recovered { // of a query or a BEGIN that panics, database/sql leaves the connection in use
+			inUse = 0
+		}
+		if err == nil && (st.OldestHold != 0 || st.OldestWait != 0 || st.InUse+inUse != 0) {
+			err = fmt.Errorf("%s: %+v, %d of database/sql", what, st, db.Stats().InUse)
+		}
+		return err
+	})
+	other := another(t, s)
+	if err := put(lockctx.With(context.Background(), "k", lockctx.Wait(10*time.Second)), other, 5); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+	select {
+	case <-dbtest.Go(db.Close):
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: Close hangs", what)
+	}
+	return in != "" && !t.Failed()
+}
+
+// panics is a Tracer that panics in each of its calls.
+type panics struct{ calls atomic.Int32 }
+
+func (p *panics) Observe(context.Context, mysqllock.Event) {
+	p.calls.Add(1)
+	panic("the observer")
+}
+
+func (p *panics) Asking(context.Context, mysqllock.Event) context.Context {
+	p.calls.Add(1)
+	panic("the observer")
+}
+
+func (p *panics) Releasing(context.Context, mysqllock.Event) {}
+
+func TestAPanicOfAnObserverDisturbsNothing(t *testing.T) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	for kind, k := range kinds {
+		for name, trade := range trades {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				calm, quiet, _ := open(t)
+				watched, o := fakeserver.New(), &panics{}
+				db, _ := openOn(t, watched, mysqllock.Config{Observer: mysqllock.Observers{o}})
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				want, got := trade(ctx, quiet, k.option), trade(ctx, db, k.option)
+				if (got == nil) != (want == nil) || watched.Stock() != calm.Stock() || watched.Held()+watched.Leases()+watched.Named() != calm.Held()+calm.Leases()+calm.Named() {
+					t.Errorf("%v, with %d committed; without an observer %v, with %d", got, watched.Stock(), want, calm.Stock())
+				}
+				if n := o.calls.Load(); n != 3 { // asked for, granted, given back
+					t.Errorf("the observer was called %d times", n)
+				}
+			})
+		}
 	}
 }
 

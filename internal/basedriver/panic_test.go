@@ -1,0 +1,40 @@
+package basedriver_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/mysqllock/mysqllock/internal/basedriver"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+)
+
+type panics struct {
+	driver.Conn
+	closed int
+}
+
+func (c *panics) Close() error                       { c.closed++; return nil }
+func (c *panics) IsValid() bool                      { return c.Conn.(driver.Validator).IsValid() }
+func (c *panics) ResetSession(context.Context) error { panic("a reset") }
+
+func TestAPanicIsAnErrorThatSaysWhere(t *testing.T) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	c := &panics{}
+	err := func() (err error) {
+		defer basedriver.Catch(c, &err)
+		c.IsValid()
+		return nil
+	}()
+	var p *basedriver.Panic
+	if !errors.As(err, &p) || c.closed != 1 {
+		t.Fatalf("%v; closed %d times", err, c.closed)
+	}
+	dbtest.Says(t, err, "basedriver_test.(*panics).IsValid (", "panic_test.go:", "nil")
+	if basedriver.Valid(c) || c.closed != 2 {
+		t.Errorf("valid after a panic; closed %d times", c.closed)
+	}
+	dbtest.Says(t, basedriver.Reset(t.Context(), c), "a reset")
+}
