@@ -82,8 +82,7 @@ func (l *Locker) allowed() error {
 		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
-// acquire is Acquire. Without a lock, also after a panic of the driver below, the caller is in the queue
-// no more.
+// acquire is Acquire. Without a lock the caller is in the queue no more.
 func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	defer func() {
 		if lock == nil {

@@ -59,23 +59,14 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 }
 
 // sendBeside sends r and awaits the answer, while BEGIN goes out on the connection of b, unless
-// that is nil. It reports whether there was an answer; if not, or if the driver of that connection
-// panics, what r may be granted is released. By then the connection has been given
-// back, with the transaction that belongs to the lock which was granted, or with none: while it
-// is in use, the caller waits for nothing but these two answers, so that callers who have the
-// connections of the application never wait for each other. What does not come off is tried
-// again after the lock was granted, and tells why then.
+// that is nil. It reports whether there was an answer; if not, what r may be granted is released.
+// By then the connection has been given back, with the transaction that belongs to the lock which
+// was granted, or with none: while it is in use, the caller waits for nothing but these two
+// answers, so that callers who have the connections of the application never wait for each other.
+// What does not come off is tried again after the lock was granted, and tells why then.
 func (a *attempt) sendBeside(ctx context.Context, r *request, b *strategy.Beginning) (answered bool) {
 	k := r.lock.conn
 	k.submit(r, ctx.Done() == nil && b == nil)
-	ours := false
-	defer func() {
-		if !ours {
-			ticket := a.Ticket
-			a.Ticket = nil
-			a.releaseLate(r, ticket)
-		}
-	}()
 	if b == nil || !b.Free() || b.Use(ctx, func(c *pool.Conn) strategy.State {
 		timed, cancel := context.WithTimeout(purpose.For(ctx, purpose.Other), pool.AnswerTime)
 		defer cancel()
@@ -87,7 +78,11 @@ func (a *attempt) sendBeside(ctx context.Context, r *request, b *strategy.Beginn
 	}) != nil {
 		answered = k.await(ctx, r)
 	}
-	ours = answered
+	if !answered {
+		ticket := a.Ticket
+		a.Ticket = nil
+		a.releaseLate(r, ticket)
+	}
 	return answered
 }
 

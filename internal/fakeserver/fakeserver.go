@@ -55,7 +55,7 @@ const (
 
 type fault struct {
 	text   string
-	err    error  // nil if the driver panics, or do runs
+	err    error  // nil if do runs
 	after  bool   // the statement is done, and its answer is lost
 	silent bool   // the server does not notice that the connection is lost
 	do     func() // runs before the statement
@@ -95,9 +95,6 @@ func (s *Server) Be(e Engine) {
 
 // Fail has the next statement that contains text fail with err.
 func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
-
-// Panic has the driver panic at the next statement that contains text.
-func (s *Server) Panic(text string) { s.meet(fault{text: text}) }
 
 // PanicAfter has the driver panic in the call after the next n: a statement, before it is done or with its answer,
 // or Connect, ResetSession or IsValid. over ends that, and says in which call it has; "" is in none.
@@ -493,8 +490,6 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 		f.do()
 		s.mu.Lock()
 		f = nil
-	case f.err == nil:
-		panic("the driver")
 	default:
 		c.fails(f)
 		return reply{}, f.err

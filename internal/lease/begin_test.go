@@ -510,38 +510,3 @@ func TestBeginWithoutProcedures(t *testing.T) {
 		dbtest.OK(t, lease.Release())
 	})
 }
-
-// panicking is a connection whose driver panics, as an interceptor may, before a statement is sent
-// that begins so.
-type panicking struct {
-	driver.Conn
-	begin string
-}
-
-func (c panicking) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	if strings.HasPrefix(text, c.begin) {
-		panic(text)
-	}
-	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
-}
-
-// TestDriverPanicsWhileItBegins: if the driver of the transaction's connection panics, the next
-// caller of the process gets the lease.
-func TestDriverPanicsWhileItBegins(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{})
-		dbtest.OK(t, l.beginner(nil).begun("other").Release()) // it is known how to begin
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("the driver has not panicked")
-				}
-			}()
-			b := l.beginner(func(c driver.Conn) driver.Conn { return panicking{c, s.takes()} })
-			_, _ = b.begin(dbtest.Limited(t), request("k"))
-		}()
-		lease, err := l.Acquire(dbtest.Limited(t), request("k"))
-		dbtest.OK(t, err)
-		dbtest.OK(t, lease.Release())
-	})
-}

@@ -289,7 +289,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 	var txn *pool.Txn
 	defer a.Finish()
 	defer func() {
-		if txn == nil { // also after a panic of the driver below
+		if txn == nil {
 			a.Ticket.Leave()
 		}
 	}()

@@ -61,7 +61,7 @@ func NewBeginning(connect func(ctx context.Context) (*pool.Conn, error), done fu
 	return &Beginning{Free: func() bool { return true }, connect: connect, done: done}
 }
 
-// Use has do use the connection, which is lent until do returns, or panics. do says how it
+// Use has do use the connection, which is lent until do returns. do says how it
 // leaves the connection. Use fails if there was no connection, and then has not called do.
 func (b *Beginning) Use(ctx context.Context, do func(*pool.Conn) State) error {
 	c, err := b.connect(ctx)
@@ -71,9 +71,7 @@ func (b *Beginning) Use(ctx context.Context, do func(*pool.Conn) State) error {
 	b.mu.Lock()
 	b.lent = c
 	b.mu.Unlock()
-	left := Unsure
-	defer func() { b.giveBack(left) }()
-	left = do(c)
+	b.giveBack(do(c))
 	return nil
 }
 

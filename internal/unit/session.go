@@ -103,8 +103,6 @@ func (s *ctxState) openUnit(ctx context.Context, p *plan) (u *unit, err error) {
 			link.Unblocked()
 			link.EndTurn()
 			return
-		case err == nil && link != nil: // the driver below panics: nobody knows what is open on it
-			link.Taint()
 		case err != nil && k.Closed():
 			err = k.SetupError(h, lockerr.ErrClosed)
 		}
