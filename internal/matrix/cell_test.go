@@ -27,9 +27,10 @@ func (c cell) at() dimensions { return dimensions{c.strategy, c.way, c.place, c.
 
 // conns are the kinds of connections that a handle has.
 var conns = []struct {
-	name string
-	max  int
-}{{"database/sql's", 0}, {"maxConns", 8}}
+	name    string
+	max     int
+	wrapped bool // with a wrapper of drivers above, which hides what it can
+}{{"database/sql's", 0, false}, {"maxConns", 8, false}, {"wrapped", 0, true}, {"wrapped with maxConns", 8, true}}
 
 // run is a cell while it runs. mine is the process that the cell is about.
 type run struct {
@@ -58,8 +59,8 @@ func (c cell) begin(t *testing.T, p *place) *run {
 	id := int(p.units.Add(1))
 	dbtest.Exec(t, p.admin, "INSERT INTO counters VALUES (?, 0)", id)
 	config := mysqllock.Config{TTL: faults[c.fault].ttl, Wait: dbtest.Patience, MaxConns: conns[c.conns].max}
-	r.mine = p.open(t, r.user, r.tap, config)
-	r.other = p.open(t, p.account(t), nil, config)
+	r.mine = p.open(t, r.user, r.tap, config, conns[c.conns].wrapped)
+	r.other = p.open(t, p.account(t), nil, config, false)
 	keys := []string{fmt.Sprintf("key %d é", id)}
 	if strategies[c.strategy].name == "keys" {
 		keys = append(keys, keys[0]+"b", keys[0]+"c")

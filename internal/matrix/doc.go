@@ -1,6 +1,6 @@
 // Package matrix tests the product of what the driver promises: each strategy × each way of
-// use × each kind of server × with and without maxConns × each fault. One kind of a server is
-// that of handles with other character sets than the usual one.
+// use × each kind of server × with and without maxConns, and a wrapper of drivers above × each fault.
+// One kind of a server is that of handles with other character sets than the usual one.
 //
 // A cell is one point of that product. It runs one unit of work under a lock, with its fault,
 // and then asks the same questions as every other cell, the oracles:

@@ -98,7 +98,7 @@ func (p *place) account(t *testing.T) string {
 
 // open opens a handle of an account, as a process of its own would, for one test. tap is nil for
 // another process than the one that the cell is about.
-func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Config) *sql.DB {
+func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Config, wrapped bool) *sql.DB {
 	t.Helper()
 	cfg := p.Config()
 	dbtest.As(user)(cfg)
@@ -114,7 +114,11 @@ func (p *place) open(t *testing.T, user string, tap *dbtest.Tap, c mysqllock.Con
 	if charset != nil {
 		dbtest.OK(t, cfg.Apply(charset))
 	}
-	return p.For(t).OpenDB(mysqllock.NewConnector(cfg, c))
+	k, err := mysqllock.NewConnector(cfg, c)
+	if wrapped {
+		k = dbtest.Wrapper{Connector: k}
+	}
+	return p.For(t).OpenDB(k, err)
 }
 
 // count returns what a query for a number says.

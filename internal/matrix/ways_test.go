@@ -94,11 +94,13 @@ func end(tx *sql.Tx, err error) error {
 	return tx.Commit()
 }
 
-// ways are the ways in which an application asks for a lock.
-var ways = []struct {
+// way is a way in which an application asks for a lock.
+type way struct {
 	name string
 	run  func(ctx context.Context, u unit) error
-}{
+}
+
+var ways = []way{
 	{"BeginTx", func(ctx context.Context, u unit) error {
 		ctx = u.lock(ctx)
 		tx, err := u.db.BeginTx(ctx, nil)

@@ -68,6 +68,8 @@ func TestFlags(t *testing.T) {
 			"SELECT @@identity": true, "SELECT @@session.last_insert_id": true, "SELECT @@warning_count": true,
 			"SHOW WARNINGS": true, "SHOW ERRORS LIMIT 1": true, "SHOW COUNT(*) WARNINGS": true, "GET DIAGNOSTICS @x = NUMBER": true,
 			"SELECT @x": true, "UPDATE t SET a = @x": true, "SELECT @x := 1": true, "EXECUTE s": true,
+			"SET @x = 7": false, "SET @x := 7, @y = (SELECT MAX(a) FROM t), SESSION sort_buffer_size = 1, @z = 0": false, "SET @x = @x + 1": true, "SET @y = 1, @x = (SELECT @y)": true,
+			"SET @x = LAST_INSERT_ID(), @y = 1": true, "SET sql_mode = @old, @old = ''": true, "SET @x = @@version": false, "SET @x = 1; SELECT @x": true,
 			"SELECT id, identity, last_insert_id FROM t": false, "SELECT @@version": false, "SELECT COUNT(*) FROM t": false,
 			"INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE id = LAST_INSERT_ID(id)": false,
 			"SELECT '@x', \"LAST_INSERT_ID()\" -- @x":                                  false, "SHOW TABLES": false,

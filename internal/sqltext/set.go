@@ -5,6 +5,7 @@ import "strings"
 // set tells the kinds of SET apart. Only some commit: autocommit (when it
 // goes from 0 to 1), passwords and default roles.
 func (a *analyzer) set() (another bool) {
+	recalls := a.info.Recalls
 	a.next()
 	switch {
 	case a.at("STATEMENT"): // MariaDB's SET STATEMENT x=y FOR …
@@ -22,7 +23,11 @@ func (a *analyzer) set() (another bool) {
 		return false
 	}
 	for of := ofSession; !a.atEnd(); a.next() {
+		if a.tok == variable && a.current() != "@@" {
+			a.info.Recalls = recalls // it is set, and not asked for
+		}
 		of = a.assignment(of)
+		recalls = a.info.Recalls
 	}
 	return false
 }

@@ -111,30 +111,13 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 	})
 }
 
-// withoutValidator is a wrapper of drivers that does not pass driver.Validator on.
-type withoutValidator struct{ driver.Connector }
-
-func (w withoutValidator) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := w.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	own := c.(fakeConn)
-	return struct {
-		driver.Conn
-		driver.ConnBeginTx
-		driver.ExecerContext
-		driver.QueryerContext
-	}{own, own, own, own}, nil
-}
-
 // TestNothingGoesOnBehindAWrapper: nor does a wrapper that hides when a sql.Conn is given back.
 func TestNothingGoesOnBehindAWrapper(t *testing.T) {
 	s := fakeserver.New()
 	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual", MaxConns: 9})
 	must(t, err)
-	db := sql.OpenDB(withoutValidator{k})
-	defer func() { must(t, errors.Join(db.Close(), k.(io.Closer).Close())) }()
+	db := sql.OpenDB(dbtest.Wrapper{Connector: k})
+	defer func() { must(t, db.Close()) }()
 	plain := t.Context()
 	ctx, cancel := context.WithCancel(plain)
 	defer cancel()

@@ -136,9 +136,10 @@ func (s *Shop) SoonAlone(t *testing.T) {
 // checkConns checks that a sql.Conn keeps what its statements leave, beside others.
 func (s *Shop) checkConns(ctx context.Context, t *testing.T, db *sql.DB) {
 	t.Helper()
+	s.others(ctx, t, db)
 	c, err := db.Conn(ctx)
 	dbtest.OK(t, err)
-	var others [2]*sql.Tx // which may be where the last statement before c has run
+	var others [2]*sql.Tx // which may be where another sql.Conn was before c
 	for i := range others {
 		others[i], err = db.BeginTx(ctx, nil)
 		dbtest.OK(t, err)

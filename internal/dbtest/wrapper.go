@@ -1,0 +1,30 @@
+package dbtest
+
+import (
+	"context"
+	"database/sql/driver"
+	"io"
+)
+
+// Wrapper is a wrapper of drivers that passes on the contexts of statements and the end of the handle, and hides
+// what else its connections can: so nobody is told when database/sql has done with one.
+type Wrapper struct{ driver.Connector }
+
+// Close implements [io.Closer].
+func (w Wrapper) Close() error { return w.Connector.(io.Closer).Close() }
+
+type statements interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ExecerContext
+	driver.QueryerContext
+}
+
+// Connect implements [driver.Connector].
+func (w Wrapper) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := w.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return struct{ statements }{c.(statements)}, nil
+}
