@@ -78,7 +78,7 @@ bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RE
 prove: servers ## The tests of the root, of internal/unit and of leases in their long form: all combinations of what "make test" combines in pairs, and races for longer
 	PROVE=1 go test -race -count 1 -timeout 60m . ./internal/unit ./internal/lease
 
-matrix: servers ## Each strategy × way of use × server × maxConns or not × fault: some 11,000 cells, of which "make test" runs 136; and the commands of all
+matrix: servers ## Each strategy × way of use × server × kind of connection × fault: some 23,000 cells, of which "make test" runs 138; and the commands of all
 	MATRIX=all go test -race -count 1 -timeout 120m -run 'TestMatrix|TestCommands' ./internal/matrix
 
 scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
