@@ -415,6 +415,28 @@ func TestVersionInAnotherContextsTransaction(t *testing.T) {
 	})
 }
 
+// TestContextEndsTransactionAroundDo: database/sql rolls that back while the Do in it is still at
+// work, which is told of the context, and of nothing that its program has done wrong.
+func TestContextEndsTransactionAroundDo(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opts := range stock.KeptAs() {
+			ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k", opts...))
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, ctx, tx, stock.SetStock, 1)
+			err := mysqllock.Do(ctx, db, "inside", func(context.Context) error {
+				cancel()
+				_, err := s.Plain.ExecContext(dbtest.Limited(t), stock.SetStock, 2) // waits for the rollback
+				return err
+			}, opts...)
+			if !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrUnsafe) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: got %v, want %v", name, err, context.Canceled)
+			}
+			s.WantStock(1, 2)
+		}
+	})
+}
+
 // wantEndOfHold wants ErrStaleRead that says that a hold has ended.
 func wantEndOfHold(t *testing.T, what string, err error) {
 	t.Helper()
