@@ -270,8 +270,9 @@ func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
 
 // Taken returns an error where another unit of work has one of resources, which the one that asks with
 // the lock context s does not hold, because a statement asked for it there with s: through another
-// handle or, unless only that is looked for, in a transaction of another lock context of this one.
-// To wait for that would be to wait for oneself, or often would be.
+// handle or, unless only that is looked for, in another transaction of this one.
+// To wait for that would be to wait for oneself, or often would be; and a version that is remembered
+// anew is not the one under which the lock context may have read.
 func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
 	if s == nil || len(resources) == 0 {
 		return nil
@@ -286,8 +287,8 @@ func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...str
 			case !h.SameAs(p):
 			case h.k != k && h.k.Shares(k, p.Strategy):
 				why = "this lock context of this process already holds the key through another database handle, and this statement would not be part of that transaction; use that handle, or lockctx.Without"
-			case h.k == k && !onlyElsewhere && p.Slots == 0 && p.Traits.Excludes && (!h.Shared || !p.Shared):
-				why = "a transaction of another lock context of this process has taken the key, for a statement with this lock context; use that transaction, or end it first"
+			case h.k == k && !onlyElsewhere && p.Slots == 0 && (!h.Shared || !p.Shared):
+				why = "this lock context has asked for the key in another transaction of this process, of which this statement would not be part; use that transaction, or end it first"
 			}
 			if why != "" {
 				return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}

@@ -312,7 +312,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	}
 	commit = commit && obstacle == nil
 	if h.nested != nil {
-		err = u.endTx(h.nested, commit)
+		err = u.endTx(h.ctx, h.nested, commit)
 	} else {
 		for _, open := range u.stack {
 			open.failed = u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its hold has ended")))

@@ -363,7 +363,7 @@ func TestHoldThatJoins(t *testing.T) {
 func TestKeyInAnotherContextsTransaction(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockWait=2m")
-		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
+		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
 			t.Run(name, func(t *testing.T) {
 				a, b := lockctx.With(dbtest.Limited(t), "a", opt), lockctx.With(dbtest.Limited(t), "b", opt)
 				tx := dbtest.Begin(t, a, db)
@@ -385,6 +385,54 @@ func TestKeyInAnotherContextsTransaction(t *testing.T) {
 				dbtest.ExecIn(t, b, db, stock.SetStock, 3)
 				s.WantStock(1, 3)
 			})
+		}
+	})
+}
+
+// TestVersionInAnotherContextsTransaction: who has read under a version does not write in a
+// transaction of another lock context, which would remember the version as it is by then.
+func TestVersionInAnotherContextsTransaction(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for name, opts := range stock.KeptAs() {
+			for _, key := range []string{"k", "other"} {
+				write := func(ctx context.Context) error {
+					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+					n := stock.MustRead(t, ctx, db, 1)
+					dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), other, stock.SetStock, 5)
+					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), key, opts...), db)
+					defer tx.Rollback()
+					_, err := tx.ExecContext(ctx, stock.SetStock, n-1)
+					stock.WantError(t, name+" on "+key, err, mysqllock.ErrUnsafe, "use that transaction")
+					dbtest.OK(t, tx.Commit())
+					s.WantStock(1, 5)
+					return nil
+				}
+				dbtest.OK(t, write(lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())))
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", write, lockctx.Optimistic()))
+			}
+		}
+	})
+}
+
+// TestContextEndsTransactionAroundDo: database/sql rolls that back while the Do in it is still at
+// work, which is told of the context, and of nothing that its program has done wrong.
+func TestContextEndsTransactionAroundDo(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opts := range stock.KeptAs() {
+			ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k", opts...))
+			tx := dbtest.Begin(t, ctx, db)
+			dbtest.ExecIn(t, ctx, tx, stock.SetStock, 1)
+			err := mysqllock.Do(ctx, db, "inside", func(context.Context) error {
+				cancel()
+				_, err := s.Plain.ExecContext(dbtest.Limited(t), stock.SetStock, 2) // waits for the rollback
+				return err
+			}, opts...)
+			if !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrUnsafe) || errors.Is(err, mysqllock.ErrLost) {
+				t.Errorf("%s: got %v, want %v", name, err, context.Canceled)
+			}
+			s.WantStock(1, 2)
 		}
 	})
 }

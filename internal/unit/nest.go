@@ -45,8 +45,8 @@ func (t *inner) usable() error {
 	return nil
 }
 
-// endTx ends a transaction of the caller: the unit's own, or a savepoint in it.
-func (u *unit) endTx(t *inner, commit bool) error {
+// endTx ends a transaction of the caller, with ctx: the unit's own, or a savepoint in it.
+func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	op := "rollback"
 	if commit {
 		op = "commit"
@@ -69,6 +69,9 @@ func (u *unit) endTx(t *inner, commit bool) error {
 		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"transactions of one lock context must end in the reverse order in which they began, so goroutines cannot have them side by side "+
 				"(under lockctx.Lease they can, or with a lock context for each); the whole unit of work is rolled back")))
+		if !commit && ctx.Err() != nil { // database/sql ends it then, whatever is open in it
+			err = u.error("statement", lockerr.With(lockerr.ErrLost, errContextEnded))
+		}
 		for _, open := range u.stack {
 			open.failed = err
 		}

@@ -139,7 +139,14 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 // around it.
 func (s *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	keeps := func(g *grant) bool { return g.keeps(s.k, p) }
-	if at := slices.IndexFunc(s.grants, keeps); at >= 0 {
+	at := slices.IndexFunc(s.grants, keeps)
+	if !p.Traits.Excludes && (at < 0 || s.grants[at].LockContext != p.LockContext) {
+		// What is held here now says nothing of a version that was remembered elsewhere before.
+		if err := s.k.Taken(p.LockContext, false, p); err != nil {
+			return false, err
+		}
+	}
+	if at >= 0 {
 		return true, s.grants[at].join(p)
 	}
 	if at := slices.IndexFunc(around, keeps); at >= 0 {

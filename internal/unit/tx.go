@@ -228,7 +228,7 @@ func (t *Tx) end(commit bool) (err error) {
 	if t.u.until != nil {
 		t.u.inTime()
 	}
-	return t.u.endTx(&t.inner, commit)
+	return t.u.endTx(t.ctx, &t.inner, commit)
 }
 
 // commitUnder commits a transaction whose statements ran under the locks of a unit of
