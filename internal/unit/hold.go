@@ -171,8 +171,8 @@ func (h *Hold) lost() {
 	h.mu.Lock() // while End has it, the context has ended
 	defer h.mu.Unlock()
 	if h.grant != nil {
+		h.outlived() // before anybody hears of it, who may write then
 		h.cancel(h.grant.overError("statement"))
-		h.outlived()
 		h.grant.lost()
 	}
 }

@@ -36,8 +36,13 @@ func outerGrants(h *hint.Hint) (grants []*grant) {
 
 // checkOuter returns why nothing can run inside the holds around h any more.
 func checkOuter(h *hint.Hint) error {
-	for _, g := range outerGrants(h) {
-		if err := g.overError("statement"); err != nil {
+	for _, hold := range h.Holds {
+		hold, ok := hold.(*outerHold)
+		if !ok {
+			continue
+		}
+		if err := hold.grant.overError("statement"); err != nil {
+			hold.outlived() // it may not know yet
 			return err
 		}
 	}
