@@ -28,10 +28,10 @@ func (p *Panic) Error() string {
 func Catch(conn driver.Conn, err *error) {
 	if v := recover(); v != nil {
 		*err = &Panic{Value: v, At: panicked()}
-		slog.Error("mysqllock: the driver below has panicked", "panic", v, "stack", string(debug.Stack()))
 		if conn != nil {
 			_ = conn.Close()
 		}
+		slog.Error("mysqllock: the driver below has panicked", "panic", v, "stack", string(debug.Stack()))
 	}
 }
 

@@ -97,7 +97,7 @@ func (s *Server) Be(e Engine) {
 func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
 
 // PanicAfter has the driver panic in the call after the next n: a statement, before it is done or with its answer,
-// or Connect, ResetSession or IsValid. over ends that, and says in which call it has; "" is in none.
+// or Connect, ResetSession or IsValid; with its answer is also where that is asked for a number. over ends that, and says in which call it has; "" is in none.
 func (s *Server) PanicAfter(n int, answer bool) (over func() (in string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -409,6 +409,7 @@ func (c *Conn) Prepare(text string) (driver.Stmt, error) {
 
 func (c *Conn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	r, err := c.run(ctx, text, args)
+	r.s = c.s
 	return r, err
 }
 
@@ -445,10 +446,20 @@ type reply struct {
 	width    int
 	affected int64
 	id       int64
+	s        *Server // to panic where it is asked for a number
 }
 
-func (r reply) LastInsertId() (int64, error) { return r.id, nil }
-func (r reply) RowsAffected() (int64, error) { return r.affected, nil }
+func (r reply) LastInsertId() (int64, error) { return r.number("LastInsertId", r.id) }
+func (r reply) RowsAffected() (int64, error) { return r.number("RowsAffected", r.affected) }
+
+func (r reply) number(call string, n int64) (int64, error) {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if p := r.s.panics; p != nil && p.answer && r.s.panicIn(call) {
+		panic("the driver")
+	}
+	return n, nil
+}
 
 func (r *reply) Columns() []string { return slices.Repeat([]string{"c"}, r.width) }
 func (r *reply) Close() error      { return nil }

@@ -401,20 +401,38 @@ func Change(ctx context.Context, conn driver.Conn, text string) (result driver.R
 	ctx = purpose.Ours(ctx)
 	result, err = basedriver.Exec(ctx, conn, text, nil)
 	if !errors.Is(err, driver.ErrSkip) {
-		return result, err
+		return counts{result, conn}, err
 	}
 	stmt, err := basedriver.Prepare(ctx, conn, text)
 	if err != nil {
 		return nil, err
 	}
 	defer stmt.Close()
-	return basedriver.StmtExec(ctx, stmt, nil)
+	result, err = basedriver.StmtExec(ctx, stmt, nil)
+	return counts{result, conn}, err
 }
 
 // ChangePrepared is Change for a statement that is prepared on conn.
 func ChangePrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, args ...driver.Value) (result driver.Result, err error) {
 	defer basedriver.Catch(conn, &err)
-	return basedriver.StmtExec(purpose.Ours(ctx), stmt, basedriver.Named(args))
+	result, err = basedriver.StmtExec(purpose.Ours(ctx), stmt, basedriver.Named(args))
+	return counts{result, conn}, err
+}
+
+// counts is the result of a statement of the driver's own. Whoever asks it has the turn of conn.
+type counts struct {
+	driver.Result
+	conn driver.Conn
+}
+
+func (c counts) LastInsertId() (n int64, err error) {
+	defer basedriver.Catch(c.conn, &err)
+	return c.Result.LastInsertId()
+}
+
+func (c counts) RowsAffected() (n int64, err error) {
+	defer basedriver.Catch(c.conn, &err)
+	return c.Result.RowsAffected()
 }
 
 // Affected is Exec for a statement of which it matters how many rows it has

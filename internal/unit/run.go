@@ -44,9 +44,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}()
 	r, res, err := u.send(open, st)
-	returned = true
 	u.on.ran(st, err)
 	if err != nil {
+		returned = true
 		err = u.check(ctx, op, u.overtaken(open, err))
 		u.give()
 		release()
@@ -64,6 +64,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.noteSavepoint(st)
 	}
 	u.ran(st, r, res)
+	returned = true
 	// Called by whoever closes streamed rows, without the context state's turn.
 	over := func(err error) {
 		u.broken = err
