@@ -37,7 +37,7 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 // database/sql. Only if for the length of wait, and for a second, it has not moved up, it
 // gives up: all connections may be held by units of work that need one more each.
 func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
-	as := pool.As{Patience: max(wait, time.Second)}
+	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer}
 	if k.Bounded() {
 		as.Urgent, as.Waits = by.Urgent, by.Waits
 	}

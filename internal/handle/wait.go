@@ -9,14 +9,16 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Caller is who waits for a lock.
 type Caller struct {
-	Pooled bool  // it occupies a connection of database/sql
-	Urgent bool  // others of this process wait for what it holds
-	Waits  bool  // it is about to wait in the server, on the connection that it asks for
-	Asked  *bool // its lock context was made to try again; guarded by starvationGuard.mu
+	Pooled bool       // it occupies a connection of database/sql
+	Urgent bool       // others of this process wait for what it holds
+	Waits  bool       // it is about to wait in the server, on the connection that it asks for
+	Prefer *pool.Conn // of the connections that it asks for; nil is none
+	Asked  *bool      // its lock context was made to try again; guarded by starvationGuard.mu
 	// Has returns what it has: its tickets, and what others can ask the handle for, too.
 	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
 }

@@ -72,7 +72,8 @@ func TestFlags(t *testing.T) {
 			"SET @x = LAST_INSERT_ID(), @y = 1": true, "SET sql_mode = @old, @old = ''": true, "SET @x = @@version": false, "SET @x = 1; SELECT @x": true,
 			"SELECT id, identity, last_insert_id FROM t": false, "SELECT @@version": false, "SELECT COUNT(*) FROM t": false,
 			"INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE id = LAST_INSERT_ID(id)": false,
-			"SELECT '@x', \"LAST_INSERT_ID()\" -- @x":                                  false, "SHOW TABLES": false,
+			"SET @x = 1": false, "SET @x = 1, @y := 2": false, "SET @x = @y": true, "SET @x = 1, @y = @x + 1": true, "SET @x = LAST_INSERT_ID()": true, "SET a = @@identity": true,
+			"SELECT '@x', \"LAST_INSERT_ID()\" -- @x": false, "SHOW TABLES": false,
 		}},
 		{"Anywhere", func(i Info) bool { return i.Anywhere }, map[string]bool{
 			"SELECT @n := @n + 1, p.id FROM p, (SELECT @n := 0) init": true, "SELECT CONNECTION_ID()": true, "KILL QUERY connection_id ( )": true, "SELECT 1; SELECT @a := 1": true,

@@ -5,8 +5,7 @@ import "strings"
 // set tells the kinds of SET apart. Only some commit: autocommit (when it
 // goes from 0 to 1), passwords and default roles.
 func (a *analyzer) set() (another bool) {
-	recalls := a.info.Recalls
-	a.next()
+	a.goToTarget()
 	switch {
 	case a.at("STATEMENT"): // MariaDB's SET STATEMENT x=y FOR …
 		for !a.at("FOR") && !a.atEnd() {
@@ -22,14 +21,18 @@ func (a *analyzer) set() (another bool) {
 		a.info.Next = a.characteristics()
 		return false
 	}
-	for of := ofSession; !a.atEnd(); a.next() {
-		if a.tok == variable && a.current() != "@@" {
-			a.info.Recalls = recalls // it is set, and not asked for
-		}
+	for of := ofSession; !a.atEnd(); a.goToTarget() {
 		of = a.assignment(of)
-		recalls = a.info.Recalls
 	}
 	return false
+}
+
+// goToTarget goes on to what an assignment of a SET sets: it does not ask for a variable of that name.
+func (a *analyzer) goToTarget() {
+	recalls := a.info.Recalls
+	if a.next(); a.tok == variable {
+		a.info.Recalls = recalls
+	}
 }
 
 // whose says whose variable a SET sets.

@@ -56,7 +56,7 @@ func (c *Conn) runClaim(ctx context.Context, st *statement.Statement) (driver.Ro
 		}
 	}
 	if !st.Claims {
-		if _, err := c.look(ctx, st.Text); err != nil {
+		if _, err := c.look(ctx, st.Text, st.OfConn); err != nil {
 			return nil, nil, err
 		}
 	} else if c.tx != nil {

@@ -28,6 +28,7 @@ type Conn struct {
 	tx      *Tx    // the open transaction that BeginTx has begun here
 	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
 	lastIn  *unit  // in which the statement before has run that came over the connection, elsewhere; nil if it ran here
+	ofConn  bool   // a sql.Conn has it, as of the last call that could tell: what comes in a transaction, and the end of rows, can't
 	free    string // the last text that strict mode has let run without a lock
 	skipped string // the statement that was just asked for, and will be prepared
 
@@ -35,7 +36,6 @@ type Conn struct {
 
 	// What follows is for a connection beneath a wrapper of drivers: see [Conn.leave].
 	told    bool       // database/sql calls Valid when it puts the connection back
-	ofConn  bool       // a sql.Conn has it, as of the last call that could tell: the end of rows and of a transaction can't
 	lent    bool       // Base has shown the real connection to the user of a sql.Conn
 	reading bool       // rows are being read
 	last    *pool.Conn // where the statement before has run, as far as c has not had it since; nil if it ran here
@@ -121,7 +121,9 @@ func (c *Conn) move(link *pool.Conn) {
 // wait in the server on it.
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
-		link, err := c.k.App(ctx, s.asks(ctx, h, true, blocks), wait)
+		as := s.asks(ctx, h, true, blocks)
+		as.Prefer = c.last
+		link, err := c.k.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
@@ -148,7 +150,7 @@ func (c *Conn) release() {
 	if s.link == nil {
 		return
 	}
-	c.lastIn, c.skipped, c.lent = nil, "", false
+	c.skipped, c.lent = "", false
 	if manual, _ := c.k.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
 		return
 	}
@@ -298,6 +300,9 @@ func (c *Conn) Reset(ctx context.Context) error {
 	if c.bad.Load() {
 		return driver.ErrBadConn
 	}
+	if c.newUse(); !c.told && c.k.Bounded() {
+		c.release()
+	}
 	if c.link == nil {
 		return nil
 	}
@@ -321,13 +326,15 @@ func (c *Conn) Valid() bool {
 	if c.pinned != nil {
 		c.endPinned()
 	}
-	if c.k.Bounded() {
+	if c.newUse(); c.k.Bounded() {
 		c.release()
-		c.last = nil
 		return true
 	}
 	return !c.bad.Load() && c.link.Valid()
 }
+
+// newUse notes that what comes over the connection now asks for nothing that came before.
+func (c *Conn) newUse() { c.last, c.lastIn = nil, nil }
 
 // shareable reports whether nobody would miss what has happened on the connection.
 func (c *Conn) shareable() bool {

@@ -21,7 +21,7 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 		defer func() { c.leave(err) }()
 	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
+		info, err := c.look(ctx, text, false)
 		if err != nil {
 			return nil, err
 		}
@@ -41,7 +41,7 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 		defer func() { r, err = c.leaveAfter(r, err) }()
 	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
+		info, err := c.look(ctx, text, false)
 		if err != nil {
 			return nil, err
 		}
@@ -126,7 +126,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 		}
 	}
 	if h == nil || h.Claim == (hint.Locking{}) && c.nothing(h) { // what there was ended a moment ago
-		if _, err := c.look(ctx, st.Text); err != nil {
+		if _, err := c.look(ctx, st.Text, st.OfConn); err != nil {
 			return nil, nil, err
 		}
 		return c.runHere(ctx, st)

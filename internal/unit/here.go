@@ -12,7 +12,7 @@ import (
 // look looks at an unhinted statement that is about to run. It sends nothing, but
 // where it may begin a transaction and a limit for locked ones is still set. Most
 // statements it knows at a glance.
-func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
+func (c *Conn) look(ctx context.Context, text string, ofConn bool) (info sqltext.Info, err error) {
 	if c.k.Settings.Required != nil && text != c.free {
 		if err := c.k.Unlocked(text); err != nil {
 			return info, err
@@ -23,7 +23,7 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 		return info, err
 	}
 	if c.last != nil || c.lastIn != nil {
-		if err := c.remembers(text); err != nil {
+		if err := c.remembers(text, ofConn); err != nil {
 			return info, err
 		}
 	}
@@ -97,7 +97,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 	if c.tx != nil {
 		c.tx.changed = c.tx.changed || info.Changes != sqltext.ChangesNothing
 	}
-	c.last, c.lastIn = nil, nil
+	c.newUse()
 	c.left.Note(text, info, query, err)
 	c.stmts.stale = c.stmts.stale || info.Taints
 	if err != nil {

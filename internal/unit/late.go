@@ -31,6 +31,9 @@ func (c *Conn) runLate(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	if err := c.fit(st.Op(), h); err != nil {
 		return nil, nil, err
 	}
+	if err := c.asks(ctx, h, st, nil); err != nil {
+		return nil, nil, err
+	}
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
@@ -65,7 +68,7 @@ func (c *Conn) runLate(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 		t.u.fail(err, false)
 		return nil, nil, err
 	}
-	return t.u.run(ctx, st)
+	return c.runIn(ctx, t.u, st)
 }
 
 // runUnder runs a statement of a transaction that began without the hint, under

@@ -30,8 +30,8 @@ func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	if err := c.ours(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.asks(st, nil); err != nil {
-		return nil, nil, c.k.Error(st.Op(), h, err)
+	if err := c.asks(ctx, h, st, nil); err != nil {
+		return nil, nil, err
 	}
 	switch {
 	case p.inTransaction():
@@ -39,7 +39,7 @@ func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 		if err != nil {
 			return nil, nil, err
 		}
-		return u.run(ctx, st)
+		return c.runIn(ctx, u, st)
 	case st.Claims:
 		return nil, nil, st.Unclaimed()
 	}
@@ -108,6 +108,9 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	if st.Claims {
 		return nil, nil, st.Unclaimed()
 	}
+	if err := c.asks(ctx, h, st, nil); err != nil {
+		return nil, nil, err
+	}
 	goesOn := len(s.grants) > 0
 	p, err := s.plan(h)
 	if err != nil {
@@ -119,7 +122,7 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	}
 	u.endsWith(ctx)
 	u.keep = goesOn // also where the statement ends its transaction
-	r, res, err := u.run(ctx, st)
+	r, res, err := c.runIn(ctx, u, st)
 	u.keep = goesOn && (err != nil || s.decided && u.changed == "")
 	// Also after an error: of several statements in one text, those that were finished stay,
 	// as they do in autocommit.
@@ -145,13 +148,10 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 			return nil, nil, err
 		}
 	}
-	if c.lastIn = u; u.appConn() == c.appConn {
-		c.lastIn = nil
-	}
 	if st.Claims && (!st.Query || st.Info.Kind != sqltext.Read) && len(u.stack) == 0 && u.hold == nil {
 		return nil, nil, st.Unclaimed()
 	}
-	r, res, err := u.run(ctx, st)
+	r, res, err := c.runIn(ctx, u, st)
 	if inPart(st, err) && !u.inside() {
 		_ = u.finish(false)
 	}

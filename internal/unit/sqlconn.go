@@ -125,19 +125,41 @@ func (c *Conn) stay(ctx context.Context, u *unit, h *hint.Hint, st *statement.St
 		return refuse("the statement leaves something on its connection, and the lock context has its unit of work open on another one; " +
 			"run all statements of the lock context over the same sql.Conn")
 	}
-	if err := c.asks(st, u); err != nil {
-		return u.error(op, err)
-	}
-	return nil
+	return c.asks(ctx, h, st, u)
 }
 
-// asks returns why a statement of a sql.Conn must not run in to, or here where to is
-// nil: it asks for what the statement before it has left, which ran elsewhere.
-func (c *Conn) asks(st *statement.Statement, to *unit) error {
-	if c.lastIn == to && (to != nil || c.last == nil) || !st.Recalls() || !st.ForConn() {
+// asks returns why a statement must not run in to, or here where to is nil, or is here: a
+// sql.Conn asks for what the statement before it has left, which ran elsewhere.
+func (c *Conn) asks(ctx context.Context, h *hint.Hint, st *statement.Statement, to *unit) error {
+	if !c.recalls(st) {
 		return nil
 	}
-	return c.elsewhere()
+	if to != nil && to.appConn() != c.appConn {
+		if c.lastIn == to {
+			return nil
+		}
+		return to.error(st.Op(), c.elsewhere())
+	}
+	if c.last != nil && c.lastIn == nil {
+		if err := c.need(ctx); err != nil { // it may be the one of then
+			return c.k.Error(st.Op(), h, err)
+		}
+	}
+	switch {
+	case c.last == nil && c.lastIn == nil:
+		return nil
+	case to != nil:
+		return to.error(st.Op(), c.elsewhere())
+	}
+	return c.k.Error(st.Op(), h, c.elsewhere())
+}
+
+// runIn runs a statement that came over this connection in a unit of work.
+func (c *Conn) runIn(ctx context.Context, u *unit, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if c.newUse(); u.appConn() != c.appConn {
+		c.lastIn = u
+	}
+	return u.run(ctx, st)
 }
 
 // beginPinned begins a transaction on a sql.Conn on which a unit of work lives: it is

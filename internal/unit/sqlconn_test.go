@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -488,11 +489,18 @@ func TestConnLastInsertID(t *testing.T) {
 		}
 		err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id)
 		dbtest.Is(t, "after Do", err, mysqllock.ErrUnsafe)
+		for name, ask := range lastID {
+			dbtest.Is(t, name+" after Do", dbtest.Err(ask(dbtest.Limited(t), conn, "SELECT LAST_INSERT_ID()")), mysqllock.ErrUnsafe)
+		}
 		dbtest.Exec(t, conn, "INSERT INTO counted () VALUES ()")
 		err = mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
 			return conn.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
 		})
 		dbtest.Is(t, "in another Do", err, mysqllock.ErrUnsafe)
+		dbtest.Is(t, "in a transaction in another Do", mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
+			_, err := lastID["a transaction"](ctx, conn, "SELECT LAST_INSERT_ID()")
+			return err
+		}), mysqllock.ErrUnsafe)
 		dbtest.OK(t, conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id))
 		if id != 2 {
 			t.Errorf("LAST_INSERT_ID() is %d, want 2", id)
@@ -778,5 +786,152 @@ func TestTextsSendNothing(t *testing.T) {
 				t.Errorf("asked: %q", c.Text)
 			}
 		}
+	})
+}
+
+// hider is a wrapper of drivers that hides driver.Validator and driver.SessionResetter.
+type hider struct{ driver.Connector }
+
+func (h hider) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := h.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		driver.Conn
+		driver.ConnBeginTx
+		driver.ConnPrepareContext
+		driver.ExecerContext
+		driver.QueryerContext
+		driver.NamedValueChecker
+		driver.Pinger
+	}{c, c.(driver.ConnBeginTx), c.(driver.ConnPrepareContext), c.(driver.ExecerContext), c.(driver.QueryerContext), c.(driver.NamedValueChecker), c.(driver.Pinger)}, nil
+}
+
+// Close closes the handle beneath.
+func (h hider) Close() error { return h.Connector.(io.Closer).Close() }
+
+// lastID are ways to ask a sql.Conn for the id of an INSERT.
+var lastID = map[string]func(ctx context.Context, c *sql.Conn, ask string) (id int, err error){
+	"a query": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		return id, c.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a second query": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		_ = c.QueryRowContext(ctx, ask).Scan(&id)
+		return id, c.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a query with an argument": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		return id, c.QueryRowContext(ctx, ask+" + ?", 0).Scan(&id)
+	},
+	"a prepared statement": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		st, err := c.PrepareContext(ctx, ask)
+		if err != nil {
+			return 0, err
+		}
+		defer st.Close()
+		return id, st.QueryRowContext(ctx).Scan(&id)
+	},
+	"a transaction": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		tx, err := c.BeginTx(ctx, nil)
+		if err != nil {
+			return 0, err
+		}
+		defer tx.Rollback()
+		return id, tx.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a transaction under a lock": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		tx, err := c.BeginTx(lockctx.With(ctx, dbtest.Random()), nil)
+		if err != nil {
+			return 0, err
+		}
+		defer tx.Rollback()
+		return id, tx.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a transaction with a late hint": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		tx, err := c.BeginTx(ctx, nil)
+		if err != nil {
+			return 0, err
+		}
+		defer tx.Rollback()
+		return id, tx.QueryRowContext(lockctx.With(ctx, dbtest.Random()), ask).Scan(&id)
+	},
+	"a write under a lock": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		if _, err = c.ExecContext(lockctx.With(ctx, dbtest.Random()), "UPDATE p SET stock = "+strings.TrimPrefix(ask, "SELECT ")+" WHERE id = 4"); err != nil {
+			return 0, err
+		}
+		return id, c.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 4").Scan(&id)
+	},
+	"a query after a ping": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		if err := c.PingContext(ctx); err != nil {
+			return 0, err
+		}
+		return id, c.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a query after an empty transaction": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		tx, err := c.BeginTx(ctx, nil)
+		if err == nil {
+			err = tx.Rollback()
+		}
+		if err != nil {
+			return 0, err
+		}
+		return id, c.QueryRowContext(ctx, ask).Scan(&id)
+	},
+	"a query after a statement that was only prepared": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
+		st, err := c.PrepareContext(ctx, "DO 0")
+		if err == nil {
+			err = st.Close()
+		}
+		if err != nil {
+			return 0, err
+		}
+		return id, c.QueryRowContext(ctx, ask).Scan(&id)
+	},
+}
+
+// TestConnLastInsertIDBeneathAWrapper: a sql.Conn that asks for what its statement before has
+// left gets that, or ErrUnsafe if somebody else has used the connection since.
+func TestConnLastInsertIDBeneathAWrapper(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		dbtest.Exec(t, s.Plain, "CREATE TABLE counted (id INT AUTO_INCREMENT PRIMARY KEY)")
+		ctx := dbtest.Limited(t)
+		k, err := new(mysqllock.Driver).OpenConnector(s.LimitedDSN(t, 4, "lockNoWait=true"))
+		dbtest.OK(t, err)
+		db := sql.OpenDB(hider{k})
+		defer db.Close()
+		dbtest.OK(t, mysqllock.Do(ctx, db, dbtest.Random(), func(context.Context) error { return nil })) // the table is there
+		for name, ask := range lastID {
+			for _, used := range []bool{false, true} {
+				others := []*sql.Tx{dbtest.Begin(t, ctx, db), dbtest.Begin(t, ctx, db)}
+				c := dbtest.Conn(t, db)
+				inserted, err := c.ExecContext(ctx, "INSERT INTO counted () VALUES ()")
+				dbtest.OK(t, err)
+				want, _ := inserted.LastInsertId()
+				if used {
+					tx := dbtest.Begin(t, ctx, db) // on the connection of the INSERT, which is the only one left
+					dbtest.Exec(t, tx, "INSERT INTO counted () VALUES ()")
+					others = append(others, tx)
+				}
+				for _, tx := range others[:2] {
+					dbtest.OK(t, tx.Rollback())
+				}
+				id, err := ask(ctx, c, "SELECT LAST_INSERT_ID()")
+				switch {
+				case used:
+					dbtest.Is(t, name+", after somebody else", err, mysqllock.ErrUnsafe)
+				case err != nil || int64(id) != want:
+					t.Errorf("%s: the id is %d, %v, want %d", name, id, err, want)
+				}
+				dbtest.Exec(t, c, "SET @x = 1") // it asks for nothing
+				for _, tx := range others[2:] {
+					dbtest.OK(t, tx.Rollback())
+				}
+				_, err = c.PrepareContext(ctx, "DO 0") // which nobody closes
+				dbtest.OK(t, err)
+				dbtest.OK(t, c.Close())
+				dbtest.Exec(t, db, "DO 0") // on the same light connection
+			}
+		}
+		s.SoonUnused(t, db)
 	})
 }

@@ -227,7 +227,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 // direct gets a statement ready to run on the connection of its Conn, which is none of our
 // business.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
-	if info, err = s.c.look(ctx, s.text); err == nil {
+	if info, err = s.c.look(ctx, s.text, s.ofConn); err == nil {
 		base, err = s.here(ctx, args)
 	}
 	return base, info, err

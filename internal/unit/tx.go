@@ -23,6 +23,9 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if !c.told {
 		defer func() { c.leave(err) }()
 	}
+	if c.tx == nil {
+		c.ofConn = statement.ForConn()
+	}
 	h, _ := hint.From(ctx) // nil without one
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil && c.pinned != nil {
@@ -37,7 +40,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 			return t, nil
 		}
 	}
-	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !statement.ForConn()
+	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !c.ofConn
 	if c.plain(h) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
@@ -301,10 +304,13 @@ func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (dr
 	if err := s.undecided(h, t.u, st); err != nil {
 		return nil, nil, err
 	}
+	if err := t.c.asks(ctx, h, st, t.u); err != nil {
+		return nil, nil, err
+	}
 	if h != nil {
 		if err := t.u.join(ctx, h); err != nil {
 			return nil, nil, err
 		}
 	}
-	return t.u.run(ctx, st)
+	return t.c.runIn(ctx, t.u, st)
 }

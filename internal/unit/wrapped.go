@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"cmp"
 	"database/sql/driver"
 	"errors"
 
@@ -21,10 +22,14 @@ func (c *Conn) enter(forConn bool) error {
 	if c.tx != nil {
 		return nil
 	}
-	if !c.told && (c.k.Bounded() || c.pinned != nil) {
+	if !c.told && (c.k.Bounded() || c.pinned != nil || c.lastIn != nil) {
+		was := c.ofConn
 		if c.ofConn = forConn || statement.ForConn(); !c.ofConn {
 			if c.pinned != nil {
 				c.endPinned()
+			}
+			if c.newUse(); was && c.k.Bounded() {
+				c.release() // with statements of the sql.Conn that nobody has closed
 			}
 			c.lent = false
 		}
@@ -53,11 +58,10 @@ func (c *Conn) leave(err error) {
 	case c.tx != nil || c.pinned != nil || c.reading || c.lent || c.skipped != "" || len(c.stmts.own) > 0:
 	case !c.ofConn:
 		c.release()
-		c.last = nil
 	case c.pristine() && !c.bad.Load():
 		link := c.link
 		c.release()
-		c.last = link
+		c.last = cmp.Or(c.last, link) // what only pings, or prepares, leaves nothing to ask for
 	}
 }
 
@@ -95,12 +99,18 @@ func (c *Conn) leaveAfter(r driver.Rows, err error) (driver.Rows, error) {
 
 // remembers returns why a statement of a sql.Conn must not run where c is now, if so: it asks
 // for what the statement before it has left, which ran elsewhere: c.last or c.lastIn says where.
-func (c *Conn) remembers(text string) error {
-	st := statement.Statement{Text: text, Info: sqltext.Look(text)}
-	if !st.Recalls() || !statement.ForConn() {
+func (c *Conn) remembers(text string, ofConn bool) error {
+	st := statement.Statement{Text: text, Info: sqltext.Look(text), OfConn: ofConn}
+	if !c.recalls(&st) {
 		return nil
 	}
 	return &lockerr.Error{Op: "statement", Err: c.elsewhere()}
+}
+
+// recalls reports whether a statement of a sql.Conn, or of a transaction on it, asks for what
+// the one before it has left.
+func (c *Conn) recalls(st *statement.Statement) bool {
+	return st.Recalls() && (c.tx != nil && c.ofConn || st.ForConn())
 }
 
 // elsewhere is the error of a statement of a sql.Conn that asks for what the one before it has
