@@ -23,8 +23,8 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if !c.told {
 		defer func() { c.leave(err) }()
 	}
-	if c.tx == nil { // most transactions need not know it
-		c.ofConn = (c.k.Bounded() || c.last != nil || c.lastIn != nil) && statement.ForConn()
+	if c.tx == nil {
+		c.ofConn = statement.ForConn()
 	}
 	h, _ := hint.From(ctx) // nil without one
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
