@@ -1468,7 +1468,7 @@ var plainWork = []struct {
 		_, err := db.ExecContext(ctx, "UPDATE products SET stock = stock - ? WHERE id = ?", 1, 42)
 		return err
 	}},
-	{"transaction", 0, 4, func(ctx context.Context, db *sql.DB, _ *sql.Stmt) error { // with Go 1.25 one for the stack, which tells whether a sql.Conn has it
+	{"transaction", 0, 3, func(ctx context.Context, db *sql.DB, _ *sql.Stmt) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err

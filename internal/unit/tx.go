@@ -23,10 +23,10 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if !c.told {
 		defer func() { c.leave(err) }()
 	}
-	if c.tx == nil {
-		c.ofConn = statement.ForConn()
-	}
 	h, _ := hint.From(ctx) // nil without one
+	if c.tx == nil {       // a plain one runs here: only what ran elsewhere before it matters
+		c.ofConn = (!c.plain(h) || c.k.Bounded() || c.last != nil || c.lastIn != nil) && statement.ForConn()
+	}
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil && c.pinned != nil {
 		if u, err := c.openPinned(ctx); err != nil {
@@ -41,7 +41,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		}
 	}
 	t.pooled = c.told && c.k.Bounded() && c.tx == nil && !c.ofConn
-	if c.plain(h) {
+	if c.plain(h) { // a unit that was pinned may have ended
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
