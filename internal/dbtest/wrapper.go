@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// Wrapper is a wrapper of drivers that passes on the contexts of statements and the end of the handle, and hides
-// what else its connections can: so nobody is told when database/sql has done with one.
+// Wrapper is a wrapper of drivers that passes on statements, with their contexts, pings and the end of the handle. It
+// hides driver.Validator and driver.SessionResetter, so nobody is told when database/sql has done with a connection.
 type Wrapper struct{ driver.Connector }
 
 // Close implements [io.Closer].
@@ -16,8 +16,11 @@ func (w Wrapper) Close() error { return w.Connector.(io.Closer).Close() }
 type statements interface {
 	driver.Conn
 	driver.ConnBeginTx
+	driver.ConnPrepareContext
 	driver.ExecerContext
 	driver.QueryerContext
+	driver.NamedValueChecker
+	driver.Pinger
 }
 
 // Connect implements [driver.Connector].

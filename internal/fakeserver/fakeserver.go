@@ -96,8 +96,9 @@ func (s *Server) Be(e Engine) {
 // Fail has the next statement that contains text fail with err.
 func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
 
-// PanicAfter has the driver panic in the call after the next n: a statement, before it is done or with its answer,
-// or Connect, ResetSession or IsValid; with its answer is also where that is asked for a number. over ends that, and says in which call it has; "" is in none.
+// PanicAfter has the driver panic in the call after the next n. A call is Connect, ResetSession, IsValid, or a
+// statement, before it is done, or with answer after that, or where its result is asked for a number. over ends
+// that, and says in which call it has panicked; "" is in none.
 func (s *Server) PanicAfter(n int, answer bool) (over func() (in string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -789,28 +788,6 @@ func TestTextsSendNothing(t *testing.T) {
 	})
 }
 
-// hider is a wrapper of drivers that hides driver.Validator and driver.SessionResetter.
-type hider struct{ driver.Connector }
-
-func (h hider) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := h.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-		driver.Conn
-		driver.ConnBeginTx
-		driver.ConnPrepareContext
-		driver.ExecerContext
-		driver.QueryerContext
-		driver.NamedValueChecker
-		driver.Pinger
-	}{c, c.(driver.ConnBeginTx), c.(driver.ConnPrepareContext), c.(driver.ExecerContext), c.(driver.QueryerContext), c.(driver.NamedValueChecker), c.(driver.Pinger)}, nil
-}
-
-// Close closes the handle beneath.
-func (h hider) Close() error { return h.Connector.(io.Closer).Close() }
-
 // lastID are ways to ask a sql.Conn for the id of an INSERT.
 var lastID = map[string]func(ctx context.Context, c *sql.Conn, ask string) (id int, err error){
 	"a query": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
@@ -897,7 +874,7 @@ func TestConnLastInsertIDBeneathAWrapper(t *testing.T) {
 		ctx := dbtest.Limited(t)
 		k, err := new(mysqllock.Driver).OpenConnector(s.LimitedDSN(t, 4, "lockNoWait=true"))
 		dbtest.OK(t, err)
-		db := sql.OpenDB(hider{k})
+		db := sql.OpenDB(dbtest.Wrapper{Connector: k})
 		defer db.Close()
 		dbtest.OK(t, mysqllock.Do(ctx, db, dbtest.Random(), func(context.Context) error { return nil })) // the table is there
 		for name, ask := range lastID {

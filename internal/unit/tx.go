@@ -24,7 +24,8 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		defer func() { c.leave(err) }()
 	}
 	h, _ := hint.From(ctx) // nil without one
-	if c.tx == nil {       // a plain one runs here: only what ran elsewhere before it matters
+	if c.tx == nil {
+		// A plain one runs here: only what ran elsewhere before it matters.
 		c.ofConn = (!c.plain(h) || c.k.Bounded() || c.last != nil || c.lastIn != nil) && statement.ForConn()
 	}
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}

@@ -166,7 +166,7 @@ func (s *Shop) checkConns(ctx context.Context, t *testing.T, db *sql.DB) {
 	dbtest.Exec(t, db, "DO 0") // on the same light connection, so that what that sql.Conn had is given back
 }
 
-// uses are ways to use a sql.Conn whose end database/sql does not tell for it.
+// uses are what programs do with a sql.Conn before they ask for what they have left there.
 var uses = map[string]func(ctx context.Context, c *sql.Conn) error{
 	"a statement": func(ctx context.Context, c *sql.Conn) error {
 		_, err := c.ExecContext(ctx, "DO 0")
