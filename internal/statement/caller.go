@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // ForConn reports whether database/sql calls the driver for a sql.Conn. It does not
@@ -26,27 +27,41 @@ func Retried() bool { return over("(*DB).retry") && !over("(*Stmt).") }
 // prefixes.
 func over(prefixes ...string) bool {
 	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	within := false
-	for {
-		f, more := frames.Next()
-		name, inSQL := strings.CutPrefix(f.Function, "database/sql.")
+	for _, pc := range pcs[:runtime.Callers(2, pcs[:])] {
+		name, inSQL := strings.CutPrefix(function(pc), "database/sql.")
 		switch {
 		case inSQL && slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }):
 			return true
-		case within && !inSQL || !more:
+		case within && !inSQL:
 			return false
 		}
 		within = inSQL
 	}
+	return false
+}
+
+// functions has the names of functions by the places in them that were seen on a stack: to look one up
+// costs more than the rest of the walk.
+var functions sync.Map
+
+// function is the name of the function that pc is in, which is from [runtime.Callers]: that has one
+// for each function, also for those that were inlined.
+func function(pc uintptr) string {
+	if name, ok := functions.Load(pc); ok {
+		return name.(string)
+	}
+	f, _ := runtime.CallersFrames([]uintptr{pc}).Next()
+	functions.Store(pc, f.Function)
+	return f.Function
 }
 
 // Direct reports whether database/sql itself calls the function of the driver that calls
 // Direct, with no wrapper of drivers between.
 func Direct() bool {
 	var pcs [1]uintptr
-	f, _ := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])]).Next()
-	return strings.HasPrefix(f.Function, "database/sql.")
+	runtime.Callers(3, pcs[:])
+	return strings.HasPrefix(function(pcs[0]), "database/sql.")
 }
 
 // ForConn reports whether the statement came over a sql.Conn. It is for the
@@ -56,11 +71,10 @@ func (s *Statement) ForConn() bool { return s.OfConn || ForConn() }
 // InRaw reports whether a callback of Conn.Raw calls the driver.
 func InRaw() bool {
 	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	for {
-		f, more := frames.Next()
-		if name, inSQL := strings.CutPrefix(f.Function, "database/sql."); inSQL || !more {
+	for _, pc := range pcs[:runtime.Callers(2, pcs[:])] {
+		if name, inSQL := strings.CutPrefix(function(pc), "database/sql."); inSQL {
 			return strings.HasPrefix(name, "(*Conn).Raw")
 		}
 	}
+	return false
 }
