@@ -10,7 +10,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
+.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix random scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ prove: servers ## The tests of the root, of internal/unit and of leases in their
 
 matrix: servers ## Each strategy × way of use × server × kind of connection × fault: some 23,000 cells, of which "make test" runs 138; and the commands of all
 	MATRIX=all go test -race -count 1 -timeout 120m -run 'TestMatrix|TestCommands' ./internal/matrix
+
+random: servers ## 2,000 random programs on each kind of handle and server, or RANDOM_PROGRAMS of them from SEED on, which must see what they see on the plain driver; "make test" runs 20
+	go test -race -count 1 -v -timeout 120m ./internal/parity -parity.programs=$${RANDOM_PROGRAMS:-2000} -parity.seed=$${SEED:-$$(date +%s)}
 
 scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
 	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestScene .

@@ -1321,6 +1321,29 @@ func TestConnAsksForWhatIsGoneBeneathAWrapper(t *testing.T) {
 	})
 }
 
+// TestATransactionRunsOnOneConnectionBeneathAWrapper: if that is gone, what follows in the transaction
+// fails, too. On another connection it would commit by itself.
+func TestATransactionRunsOnOneConnectionBeneathAWrapper(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE TABLE written (id INT)")
+		db := s.wrapped(wrappers["without Pinger"], "maxConns=5")
+		tx := dbtest.Begin(t, dbtest.Limited(t), db)
+		_, _ = tx.Exec("KILL CONNECTION_ID()")
+		for range 3 {
+			if _, err := tx.Exec("INSERT INTO written VALUES (1)"); err == nil {
+				t.Error("a statement ran in a transaction whose connection is gone")
+			}
+		}
+		if tx.Commit() == nil {
+			t.Error("it is committed")
+		}
+		if n := dbtest.Column[int](t, s.plain, "SELECT COUNT(*) FROM written"); n[0] != 0 {
+			t.Errorf("%d rows", n[0])
+		}
+		s.SoonUnused(t, db)
+	})
+}
+
 // TestDoOnABareMock: a handle of sqlmock, without Wrap, is refused as that of any other
 // driver. What the test expects of it is still expected afterwards.
 func TestDoOnABareMock(t *testing.T) {

@@ -52,10 +52,11 @@ func (c *Conn) leave(err error) {
 		c.pinned = nil
 	}
 	switch {
+	case c.tx != nil: // also of a connection that is gone: what follows in the transaction must not run on another one
 	case errors.Is(err, driver.ErrBadConn):
 		c.discard()
 		c.k.Apps().Flush()
-	case c.tx != nil || c.pinned != nil || c.reading || c.lent || c.skipped != "" || len(c.stmts.own) > 0:
+	case c.pinned != nil || c.reading || c.lent || c.skipped != "" || len(c.stmts.own) > 0:
 	case !c.ofConn:
 		c.release()
 	case c.pristine() && !c.bad.Load():

@@ -1,0 +1,243 @@
+//go:build unix
+
+package parity
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+)
+
+var (
+	seed     = flag.Uint64("parity.seed", 1, "of the first random program")
+	programs = flag.Int("parity.programs", 20, "how many programs run on each kind of handle, with locks and without")
+)
+
+// kinds are those of handles.
+var kinds = []struct {
+	name    string
+	max     int
+	wrapped bool
+}{{"database/sql's connections", 0, false}, {"maxConns", 12, false}, {"wrapped", 0, true}, {"wrapped with maxConns", 12, true}}
+
+// pair runs programs on both handles.
+type pair struct {
+	*testing.T
+	d           *dbtest.Database
+	admin       *sql.DB
+	open        func() (plain, ours *machine)
+	plain, ours *machine
+	replaces    bool // a sql.Conn of ours that has nothing to lose gets another connection when its own is gone
+	dirty       bool // tables or connections may differ
+	programs    int
+	refused     map[string]int
+}
+
+// newPair makes two databases that are the same.
+func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
+	t.Helper()
+	p := &pair{T: t, d: d, admin: d.Open("mysql"), replaces: wrapped && max > 0, dirty: true, refused: make(map[string]int)}
+	machineAt := func(open func(cfg *mysql.Config) (driver.Connector, error), ours bool) func() *machine {
+		main, other := d.Beside(t), d.Beside(t)
+		for _, text := range schema() {
+			dbtest.Exec(t, main.Open("mysql"), text)
+		}
+		return func() *machine {
+			cfg := main.Config()
+			cfg.Params = map[string]string{"innodb_lock_wait_timeout": "1", "lock_wait_timeout": "1"}
+			c, err := open(cfg)
+			dbtest.OK(t, err)
+			if wrapped {
+				c = closeless{dbtest.Wrapper{Connector: c}, ours}
+			}
+			isolation := "transaction_isolation"
+			if d.MariaDB() {
+				isolation = "tx_isolation"
+			}
+			return &machine{
+				db: sql.OpenDB(c), name: main.Name, locks: ours, stale: wrapped && !ours,
+				names: strings.NewReplacer("$DB", main.Name, "$other", other.Name, "$tag", "_"+main.Name, "$isolation", isolation),
+				hides: strings.NewReplacer(main.Name, "DB", other.Name, "other"),
+			}
+		}
+	}
+	plain := machineAt(func(cfg *mysql.Config) (driver.Connector, error) { return mysql.NewConnector(cfg) }, false)
+	ours := machineAt(func(cfg *mysql.Config) (driver.Connector, error) {
+		return mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: max, Wait: dbtest.Patience})
+	}, true)
+	p.open = func() (*machine, *machine) { return plain(), ours() }
+	t.Cleanup(func() { p.close() })
+	return p
+}
+
+// closeless is a wrapper for a connector that may have no Close.
+type closeless struct {
+	dbtest.Wrapper
+	closes bool
+}
+
+func (c closeless) Close() error {
+	if c.closes {
+		return c.Wrapper.Close()
+	}
+	return nil
+}
+
+func schema() (texts []string) {
+	texts = []string{
+		"CREATE TABLE seq (n INT PRIMARY KEY)", "INSERT INTO seq WITH RECURSIVE s AS (SELECT 0 AS n UNION ALL SELECT n + 1 FROM s WHERE n < 799) SELECT n FROM s",
+		"CREATE PROCEDURE shows(n INT) BEGIN SELECT n; SELECT n + 1, 'two'; END",
+		"CREATE PROCEDURE sets(n INT) SET @by_procedure = n",
+	}
+	for i := range actors {
+		table := fmt.Sprintf("t%d", i)
+		texts = append(texts, "CREATE TABLE "+table+" (id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(40), f DOUBLE, d DATETIME(6), b VARBINARY(20), u BIGINT UNSIGNED) ENGINE=InnoDB",
+			"CREATE PROCEDURE writes_"+table+"(x VARCHAR(9)) BEGIN INSERT INTO "+table+" (v) VALUES (x); UPDATE "+table+" SET f = 1 WHERE id = 1; END",
+			"CREATE PROCEDURE raises_"+table+"() BEGIN INSERT INTO "+table+" (v) VALUES ('raised'); SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END")
+	}
+	return texts
+}
+
+func (p *pair) close() {
+	for _, m := range []*machine{p.plain, p.ours} {
+		if m != nil {
+			_ = m.db.Close() // some connections are gone
+		}
+	}
+	p.plain, p.ours = nil, nil
+}
+
+// renew has both handles begin anew with the same tables.
+func (p *pair) renew() {
+	p.Helper()
+	p.close()
+	p.plain, p.ours = p.open()
+	for _, m := range []*machine{p.plain, p.ours} {
+		for i := range actors {
+			dbtest.Exec(p, p.admin, fmt.Sprintf("TRUNCATE %s.t%d", m.name, i)) // waits for statements out of time, which may still run
+		}
+	}
+	p.dirty = false
+}
+
+// run runs a program on both handles, and returns where they differ.
+func (p *pair) run(program program) (differs string) {
+	p.Helper()
+	if p.dirty {
+		p.renew()
+	}
+	p.dirty = true
+	p.programs++
+	p.plain.begin(program, p.programs)
+	p.ours.begin(program, p.programs)
+	both := func(what string, actor int, do func(*machine) error) (differs string, refused bool) {
+		before := len(p.plain.seen)
+		_ = do(p.plain)
+		err := do(p.ours)
+		a, b := p.plain.seen[before:], p.ours.seen[before:]
+		switch {
+		case err != nil:
+			why := b[len(b)-1]
+			for _, never := range []error{mysqllock.ErrTimeout, mysqllock.ErrLocked, mysqllock.ErrExhausted} {
+				if strings.Contains(why, never.Error()) {
+					return fmt.Sprintf("%s\n\tplain: %q\n\tours:  %q", what, a, b), false
+				}
+			}
+			p.refused[why]++
+			return "", true
+		case p.replaces && slices.Contains(a, isGone) && (actor < 0 || p.ours.actors[actor].tx == nil):
+			return "", true
+		case !slices.Equal(a, b):
+			return fmt.Sprintf("%s\n\tplain: %q\n\tours:  %q", what, a, b), false
+		}
+		return "", false
+	}
+	locked := slices.ContainsFunc(program.locks, func(l int) bool { return l > 0 })
+	for _, s := range program.steps {
+		differs, refused := both(s.String(), s.actor, func(m *machine) error { return m.step(s) })
+		if refused && !locked && !p.replaces {
+			differs = s.String() + ": " + p.ours.seen[len(p.ours.seen)-1]
+		}
+		if differs != "" || refused {
+			p.plain.drop()
+			p.ours.drop()
+			return differs
+		}
+	}
+	differs, refused := both("end", -1, (*machine).end)
+	if differs != "" || refused {
+		p.plain.drop()
+		p.ours.drop()
+		return differs
+	}
+	for _, m := range []*machine{p.plain, p.ours} {
+		for i := range m.actors {
+			m.actors[i].cancel()
+		}
+	}
+	for i := range actors {
+		differs, _ := both("table", -1, func(m *machine) error {
+			rows, err := m.db.Query(fmt.Sprintf("SELECT * FROM t%d ORDER BY id", i))
+			return m.rows(rows, err, -1)
+		})
+		if differs != "" {
+			return differs
+		}
+	}
+	p.dirty = len(p.plain.seen) > 300 // else tables become long
+	return ""
+}
+
+// shrink leaves out steps as long as the program differs.
+func (p *pair) shrink(program program, differs string) (program, string) {
+	for size := len(program.steps) / 2; size > 0; size /= 2 {
+		for at := 0; at+size <= len(program.steps); {
+			shorter := program
+			shorter.steps = slices.Delete(slices.Clone(program.steps), at, at+size)
+			if d := p.run(shorter); d != "" {
+				program, differs = shorter, d
+				continue
+			}
+			at += size
+		}
+	}
+	return program, differs
+}
+
+func TestRandomProgramsSeeWhatTheySeeOnThePlainDriver(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.name, func(t *testing.T) {
+			dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+				p := newPair(t, d, kind.max, kind.wrapped)
+				failed := 0
+				for i := range *programs {
+					program := random(rand.New(rand.NewPCG(*seed+uint64(i), 0)), 40, i%2 == 1)
+					differs := p.run(program)
+					if differs == "" {
+						continue
+					}
+					program, differs = p.shrink(program, differs)
+					t.Errorf("%s, seed %d, differs:\n%v%s", t.Name(), *seed+uint64(i), program, differs)
+					if failed++; failed == 5 {
+						break
+					}
+				}
+				if testing.Verbose() {
+					for why, n := range p.refused {
+						t.Log(n, why)
+					}
+				}
+			})
+		})
+	}
+}
