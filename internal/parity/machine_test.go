@@ -25,7 +25,8 @@ type machine struct {
 	names  *strings.Replacer // of databases and the like, in texts
 	hides  *strings.Replacer // the same in what is seen
 	locks  bool              // the handle is ours
-	stale  bool              // a connection that is gone may be in the pool of the handle
+	hidden bool              // nobody asks a connection whether it is gone before it goes back to the pool
+	stale  bool              // such a one may be there
 	actors [actors]actor
 	seen   []string
 }
@@ -156,6 +157,7 @@ func (m *machine) step(s step) error {
 	short, done := context.WithTimeout(ctx, limit)
 	defer done()
 	text := m.names.Replace(strings.NewReplacer("$T", a.table, "$S", a.name+"$tag").Replace(s.text))
+	m.stale = m.stale || s.do == "kill" || s.do == "cancel the transaction" || strings.HasSuffix(s.do, "out of time")
 	see := func(err error, format string, args ...any) error {
 		if err == nil {
 			m.see(format, args...)
@@ -295,7 +297,8 @@ func (m *machine) step(s step) error {
 
 // purge takes connections out of the pool that are gone.
 func (m *machine) purge() {
-	if m.stale {
+	if m.hidden && m.stale {
+		m.stale = false
 		m.db.SetMaxIdleConns(-1)
 		m.db.SetMaxIdleConns(2)
 	}

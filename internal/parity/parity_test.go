@@ -35,7 +35,8 @@ type pair struct {
 	*testing.T
 	d           *dbtest.Database
 	admin       *sql.DB
-	open        func() (plain, ours *machine)
+	open        func(dsn int) (plain, ours *machine)
+	dsn         int // which of dsns the handles have
 	plain, ours *machine
 	replaces    bool // a sql.Conn of ours that has nothing to lose gets another connection when its own is gone
 	dirty       bool // tables or connections may differ
@@ -47,13 +48,14 @@ type pair struct {
 func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 	t.Helper()
 	p := &pair{T: t, d: d, admin: d.Open("mysql"), replaces: wrapped && max > 0, dirty: true, refused: make(map[string]int)}
-	machineAt := func(open func(cfg *mysql.Config) (driver.Connector, error), ours bool) func() *machine {
+	machineAt := func(open func(cfg *mysql.Config) (driver.Connector, error), ours bool) func(dsn int) *machine {
 		main, other := d.Beside(t), d.Beside(t)
 		for _, text := range schema() {
 			dbtest.Exec(t, main.Open("mysql"), text)
 		}
-		return func() *machine {
+		return func(dsn int) *machine {
 			cfg := main.Config()
+			dsns[dsn](cfg)
 			cfg.Params = map[string]string{"innodb_lock_wait_timeout": "1", "lock_wait_timeout": "1"}
 			c, err := open(cfg)
 			dbtest.OK(t, err)
@@ -65,7 +67,7 @@ func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 				isolation = "tx_isolation"
 			}
 			return &machine{
-				db: sql.OpenDB(c), name: main.Name, locks: ours, stale: wrapped && !ours,
+				db: sql.OpenDB(c), name: main.Name, locks: ours, hidden: wrapped,
 				names: strings.NewReplacer("$DB", main.Name, "$other", other.Name, "$tag", "_"+main.Name, "$isolation", isolation),
 				hides: strings.NewReplacer(main.Name, "DB", other.Name, "other"),
 			}
@@ -75,7 +77,7 @@ func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 	ours := machineAt(func(cfg *mysql.Config) (driver.Connector, error) {
 		return mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: max, Wait: dbtest.Patience})
 	}, true)
-	p.open = func() (*machine, *machine) { return plain(), ours() }
+	p.open = func(dsn int) (*machine, *machine) { return plain(dsn), ours(dsn) }
 	t.Cleanup(func() { p.close() })
 	return p
 }
@@ -118,10 +120,11 @@ func (p *pair) close() {
 }
 
 // renew has both handles begin anew with the same tables.
-func (p *pair) renew() {
+func (p *pair) renew(dsn int) {
 	p.Helper()
 	p.close()
-	p.plain, p.ours = p.open()
+	p.dsn = dsn
+	p.plain, p.ours = p.open(dsn)
 	for _, m := range []*machine{p.plain, p.ours} {
 		for i := range actors {
 			dbtest.Exec(p, p.admin, fmt.Sprintf("TRUNCATE %s.t%d", m.name, i)) // waits for statements out of time, which may still run
@@ -133,8 +136,8 @@ func (p *pair) renew() {
 // run runs a program on both handles, and returns where they differ.
 func (p *pair) run(program program) (differs string) {
 	p.Helper()
-	if p.dirty {
-		p.renew()
+	if p.dirty || p.dsn != program.dsn {
+		p.renew(program.dsn)
 	}
 	p.dirty = true
 	p.programs++

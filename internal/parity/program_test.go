@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -67,14 +69,23 @@ var locks = []lock{
 	{"slots", []lockctx.Option{lockctx.Slots(2)}},
 }
 
+// dsns are what handles have in their DSN.
+var dsns = []func(*mysql.Config){
+	func(*mysql.Config) {},
+	func(cfg *mysql.Config) { cfg.InterpolateParams, cfg.ParseTime = true, true },
+	func(cfg *mysql.Config) { cfg.ClientFoundRows = true },
+}
+
 // program is a list of steps. locks has what each actor locks by.
 type program struct {
+	dsn   int // of dsns
 	locks []int
 	steps []step
 }
 
 func (p program) String() string {
 	var b strings.Builder
+	fmt.Fprintf(&b, "DSN %d\n", p.dsn)
 	for i, l := range p.locks {
 		fmt.Fprintf(&b, "actor %d: %s\n", i, locks[l].name)
 	}
@@ -175,6 +186,7 @@ var steps = []struct {
 
 // random makes a program of n steps; locked: some actors lock.
 func random(r *rand.Rand, n int, locked bool) (p program) {
+	p.dsn = r.IntN(len(dsns))
 	for range actors {
 		l := 0
 		if locked {
