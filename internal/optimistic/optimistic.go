@@ -83,13 +83,14 @@ func New(cfg strategy.Config) *Locker {
 
 // Version is a remembered version of a key.
 type Version struct {
+	l      *Locker
 	key    string
 	number uint64
 }
 
-// Given returns a version that came from outside the process, for example from a form
-// field. It reads nothing.
-func (l *Locker) Given(key string, number uint64) *Version { return &Version{key, number} }
+// Given returns a version that was read before, perhaps by another process: one from a form field,
+// for example. It reads nothing.
+func (l *Locker) Given(key string, number uint64) *Version { return &Version{l, key, number} }
 
 // Key returns the key.
 func (v *Version) Key() string { return v.key }
@@ -176,7 +177,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 		default:
 			versions := make([]*Version, len(states))
 			for i, s := range states {
-				versions[i] = &Version{s.key, s.token}
+				versions[i] = a.Given(s.key, s.token)
 			}
 			return versions, nil
 		}
@@ -398,7 +399,7 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) 
 func distinct(versions []*Version) []*Version {
 	versions = slices.Clone(versions)
 	slices.SortFunc(versions, func(a, b *Version) int { return strings.Compare(a.key, b.key) })
-	return slices.CompactFunc(versions, func(a, b *Version) bool { return *a == *b })
+	return slices.CompactFunc(versions, func(a, b *Version) bool { return a.key == b.key && a.number == b.number })
 }
 
 // Compare compares the versions and sets the next ones, all or none, in the transaction

@@ -33,7 +33,7 @@ func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []st
 	var at []int
 	for i, p := range r.Resources {
 		if p.Version != 0 {
-			versions[i] = version{k.Given(p.Row, p.Version), k.Locker}
+			versions[i] = k.Given(p.Row, p.Version)
 			continue
 		}
 		at = append(at, i)
@@ -47,7 +47,7 @@ func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []st
 		return nil, err
 	}
 	for i, v := range remembered {
-		versions[at[i]] = version{v, k.Locker}
+		versions[at[i]] = v
 	}
 	return versions, nil
 }
@@ -60,7 +60,7 @@ func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant
 	}
 	versions := make([]*Version, len(held))
 	for i, h := range held {
-		versions[i] = h.(version).Version
+		versions[i] = h.(*Version)
 	}
 	return strategy.Check{
 		Commit: func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c, versions) },
@@ -71,26 +71,20 @@ func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant
 // Holder returns nil: whoever remembers a version keeps nobody out.
 func (k asStrategy) Holder(context.Context, string) *lockerr.Holder { return nil }
 
-// version is a Version that knows the next one.
-type version struct {
-	*Version
-	l *Locker
-}
-
 // Verify looks whether the node that conn leads to has applied the version: another node
 // may have told of it. On one server there is nothing to ask. The transaction shows what
 // it read here from then on, or what is newer.
-func (v version) Verify(ctx context.Context, conn driver.Conn) error {
+func (v *Version) Verify(ctx context.Context, conn driver.Conn) error {
 	if v.l.cfg.Info.Topology == "" {
 		return nil
 	}
-	rows, err := server.Query(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.Key()), conn, v.l.readSQL([]string{v.Key()}))
+	rows, err := server.Query(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), conn, v.l.readSQL([]string{v.key}))
 	if err != nil {
 		return err
 	}
 	if len(rows) == 1 {
 		s, err := newState(rows[0], time.Now())
-		if err != nil || s.token >= v.Number() {
+		if err != nil || s.token >= v.number {
 			return err
 		}
 	}
@@ -98,14 +92,14 @@ func (v version) Verify(ctx context.Context, conn driver.Conn) error {
 }
 
 // Next returns the version that a commit has set.
-func (v version) Next() strategy.Grant { return version{v.l.Given(v.Key(), v.Number()+1), v.l} }
+func (v *Version) Next() strategy.Grant { return v.l.Given(v.key, v.number+1) }
 
 // Moved reads the version as it was last committed, on a connection of our own: the caller's
 // may show an older one.
-func (v version) Moved(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.Key()), v.l.cfg.TTL)
+func (v *Version) Moved(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
 	defer cancel()
-	a := attempt{Locker: v.l, r: Request{Keys: []string{v.Key()}}}
+	a := attempt{Locker: v.l, r: Request{Keys: []string{v.key}}}
 	rows, err := a.rows(ctx)
-	return err == nil && (len(rows) != 1 || rows[0][2] != strconv.FormatUint(v.Number(), 10)), err
+	return err == nil && (len(rows) != 1 || rows[0][2] != strconv.FormatUint(v.number, 10)), err
 }
