@@ -40,8 +40,8 @@ type Config struct {
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
 type Rows struct {
+	known
 	cfg     Config
-	known   known
 	missing batch.Group[*missing]
 }
 
@@ -196,9 +196,6 @@ func (r *Rows) disagree(why string) error {
 		r.cfg.Stripes, why, r.cfg.Table, schema.HighWater, schema.Literal(r.cfg.Namespace)))
 }
 
-// Forget is for keys whose rows have turned out to be missing.
-func (r *Rows) Forget(keys []string) { r.known.forget(keys) }
-
 // arrival is how long a row of another node of a cluster may take to arrive here.
 const arrival = 100 * time.Millisecond
 
@@ -236,12 +233,6 @@ func (r *Rows) Cleaning(ctx context.Context) bool {
 	rows, err := server.Query(ctx, c.Conn, r.cfg.Table.CleaningSQL())
 	return err == nil && len(rows) > 0
 }
-
-// Leased reports whether key's row is known to have had a lease at some time.
-func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
-
-// NoteLeased notes that key's row has a lease, or had one.
-func (r *Rows) NoteLeased(key string) { r.known.add(key, true) }
 
 // make makes the missing rows of keys, for which it asks once it has a connection. That is
 // one of its own: it is not part of a transaction, and does not wait for the holder of a key.
@@ -291,7 +282,7 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 		}
 	}
 	for _, key := range keys {
-		r.known.add(key, token[key] != "" && token[key] != "0")
+		r.add(key, token[key] != "" && token[key] != "0")
 	}
 	return nil
 }

@@ -36,13 +36,18 @@ func (k *known) add(key string, leased bool) {
 	k.put(key, leased || k.newer[key] || k.older[key])
 }
 
-func (k *known) leased(key string) bool {
+// NoteLeased notes that key's row has a lease, or had one.
+func (k *known) NoteLeased(key string) { k.add(key, true) }
+
+// Leased reports whether key's row is known to have had a lease at some time.
+func (k *known) Leased(key string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.newer[key] || k.older[key]
 }
 
-func (k *known) forget(keys []string) {
+// Forget is for keys whose rows have turned out to be missing.
+func (k *known) Forget(keys []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
