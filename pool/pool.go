@@ -62,9 +62,7 @@ type Stats struct {
 // Pool is a bounded set of connections. It is safe for concurrent use.
 type Pool struct {
 	cfg     Config
-	max     int
-	control bool
-	budget  *Budget
+	budget  *Budget         // of cfg
 	bounded bool            // the budget is shared with other pools
 	ctx     context.Context // ends when the pool is closed
 	stop    context.CancelFunc
@@ -105,7 +103,7 @@ func newPool(cfg Config) *Pool {
 	if !bounded {
 		cfg.Budget = &Budget{max: cfg.Max, blockMax: cfg.Max}
 	}
-	p := &Pool{cfg: cfg, max: cfg.Max, bounded: bounded, control: cfg.Control, budget: cfg.Budget}
+	p := &Pool{cfg: cfg, bounded: bounded, budget: cfg.Budget}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.budget.mu.Lock()
 	p.budget.pools = append(p.budget.pools, p)
@@ -390,12 +388,6 @@ func (p *Pool) giveUp(a *asker) {
 	p.budget.serve()
 }
 
-func (p *Pool) waitedSince(start time.Time) {
-	p.budget.mu.Lock()
-	defer p.budget.mu.Unlock()
-	p.waitTime += time.Since(start)
-}
-
 // unblock counts a connection that no longer waits in the server.
 func (b *Budget) unblock(blocked bool) {
 	if blocked {
@@ -461,7 +453,9 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 	}()
 	select {
 	case res := <-done:
-		p.waitedSince(start)
+		b.mu.Lock()
+		p.waitTime += time.Since(start)
+		b.mu.Unlock()
 		if res.err != nil && p.ctx.Err() != nil {
 			res.err = lockerr.ErrClosed
 		}
@@ -591,14 +585,14 @@ func (p *Pool) Ready() bool {
 	if len(p.idle) > 0 {
 		return true
 	}
-	if p.open >= p.max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
+	if p.open >= p.cfg.Max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
 		return false
 	}
 	if b.room(p) {
 		return true
 	}
 	for _, other := range b.pools {
-		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.control || b.controls > b.reserved) {
+		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.cfg.Control || b.controls > b.reserved) {
 			return true
 		}
 	}
@@ -623,7 +617,7 @@ func (p *Pool) Stat() Stats {
 	p.budget.mu.Lock()
 	defer p.budget.mu.Unlock()
 	s := Stats{
-		Max: p.max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
+		Max: p.cfg.Max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
 		Acquired: p.acquired, Waited: p.waited, WaitTime: p.waitTime,
 	}
 	for r := range p.queue {
