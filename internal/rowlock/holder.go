@@ -35,7 +35,7 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 	}
 	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
 	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
-	if l.streams() && h.Host == "" { // the thread that applies the changes of another node
+	if l.streams && h.Host == "" { // the thread that applies the changes of another node
 		h = &lockerr.Holder{Program: "another node of the cluster"}
 	}
 	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)

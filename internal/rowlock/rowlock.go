@@ -151,7 +151,7 @@ var terms = strategy.Terms{
 type Locker struct {
 	cfg     strategy.Config
 	fromRow string         // the part of a lock statement from FROM to the row's name
-	galera  bool           // locks hold on all nodes of a Galera cluster
+	streams bool           // locks hold on all nodes of a Galera cluster
 	blind   atomic.Bool    // the server does not show the holders of locks to this account
 	cleanup sync.WaitGroup // kills whose caller did not wait for them
 }
@@ -162,7 +162,7 @@ func New(cfg strategy.Config) *Locker {
 	l := &Locker{
 		cfg:     cfg,
 		fromRow: " FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, ""),
-		galera:  cfg.Info.Streams() && !cfg.Unsafe,
+		streams: cfg.Info.Streams() && !cfg.Unsafe,
 	}
 	l.blind.Store(!cfg.Info.Holders)
 	return l
@@ -388,14 +388,17 @@ func (a *attempt) allowed() error {
 			return err
 		}
 	}
-	if err := a.levelAllowed(); err != nil {
-		return err
+	// A transaction that keeps a snapshot is to have one that is not older than its lock.
+	level := sql.IsolationLevel(a.opts.Isolation)
+	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
 	}
 	var kind string
 	switch {
-	case topology == "" || a.cfg.Unsafe || a.streams() && !shared:
+	case topology == "" || a.cfg.Unsafe || a.streams && !shared:
 		return nil
-	case a.streams():
+	case a.streams:
 		kind = "shared row locks"
 	default:
 		kind = "row locks"
@@ -404,22 +407,9 @@ func (a *attempt) allowed() error {
 		"%s do not exclude on %s, whose other nodes do not see them; use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
 
-// levelAllowed refuses a transaction that is to keep a snapshot which is older than its lock.
-func (a *attempt) levelAllowed() error {
-	level := sql.IsolationLevel(a.opts.Isolation)
-	if !a.cfg.Info.EarlySnapshot || level == sql.LevelDefault || level == sql.LevelReadCommitted {
-		return nil
-	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
-}
-
-// streams reports whether locks hold on all nodes of a Galera cluster.
-func (l *Locker) streams() bool { return l.galera }
-
 // outrun reports that a lock was refused because another node was quicker. The transaction
 // is rolled back then.
-func (l *Locker) outrun(err error) bool { return l.streams() && server.Deadlock(err) }
+func (l *Locker) outrun(err error) bool { return l.streams && server.Deadlock(err) }
 
 // taken reports that a lock was refused because another holder has it.
 func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
@@ -733,12 +723,12 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 	for {
 		wctx, done, err := a.Patient(ctx)
 		if err != nil {
-			return len(a.r.Keys) == 1 && !a.streams(), err
+			return len(a.r.Keys) == 1 && !a.streams, err
 		}
 		err = a.clear(wctx, a.block(wctx), try)
 		done()
 		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams(), err
+			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams, err
 		}
 	}
 }
@@ -982,7 +972,7 @@ func live(row []string) (*strategy.Leased, error) {
 // block waits in the server until the keys are locked, or until ctx ends.
 func (a *attempt) block(ctx context.Context) error {
 	err := a.queueUp(ctx)
-	if err != nil || !a.streams() {
+	if err != nil || !a.streams {
 		return err
 	}
 	if err = a.lock(ctx, a.trySQL(), false); err != nil && ctx.Err() != nil {

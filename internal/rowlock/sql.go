@@ -91,7 +91,7 @@ func (a *attempt) freeSQL(slots []int) string {
 
 // trySQL locks the keys in the open transaction or fails at once.
 func (a *attempt) trySQL() string {
-	if a.streams() {
+	if a.streams {
 		return "BEGIN NOT ATOMIC " + a.nowSQL() + "; END"
 	}
 	return a.settings("") + a.selects(a.keys, server.Untimed, " NOWAIT")
@@ -122,7 +122,7 @@ const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 func (a *attempt) nowSQL() string {
 	var b strings.Builder
 	for _, key := range a.keys {
-		if a.streams() {
+		if a.streams {
 			fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
 				" SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE %s AND owner IS NULL; ",
 				a.cfg.Table, schema.Row("", a.cfg.Namespace, schema.Literal(key.Name)))
@@ -184,7 +184,7 @@ func (l *Locker) startSQL() string {
 // none. MySQL's procedure gains nothing by being prepared, and it rolls back at once if it
 // finds a lease, so keys that ever had a lease use the procedure.
 func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
-	if len(a.keys) != 1 || a.streams() || a.opts != (driver.TxOptions{}) {
+	if len(a.keys) != 1 || a.streams || a.opts != (driver.TxOptions{}) {
 		return "", nil, false
 	}
 	key := a.keys[0]
