@@ -158,16 +158,12 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 		if t.alone = !ok; t.alone {
 			continue
 		}
-		token, err := strconv.ParseUint(row[1], 10, 64)
-		if err != nil {
-			return nil, nil, err
-		}
-		left, err := strconv.ParseInt(row[3], 10, 64)
+		token, left, err := tokenAndLeft(row[1], row[3])
 		if err != nil {
 			return nil, nil, err
 		}
 		found := row[4]
-		t.left, t.yielded = time.Duration(left)*time.Microsecond, found == rowAwaited
+		t.left, t.yielded = left, found == rowAwaited
 		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)

@@ -190,6 +190,16 @@ type answer struct {
 	yielded bool // it was left to a poller
 }
 
+// tokenAndLeft reads what a row says of its lease: the token, and the microseconds left.
+func tokenAndLeft(token, micros string) (uint64, time.Duration, error) {
+	n, err := strconv.ParseUint(token, 10, 64)
+	if err != nil {
+		return 0, 0, err
+	}
+	left, err := strconv.ParseInt(micros, 10, 64)
+	return n, time.Duration(left) * time.Microsecond, err
+}
+
 // late reports whether a lease of ttl would be over for its holder before it has begun.
 func (a answer) late(ttl time.Duration) bool { return time.Since(a.sent) >= ttl-margin(ttl) }
 

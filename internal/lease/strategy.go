@@ -62,7 +62,7 @@ func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant
 		Fence:   func(ctx context.Context) error { return k.Fence(ctx, c.Conn, leases) },
 		Lasting: true,
 	}
-	if k.endsWith(c.Conn, leases) {
+	if len(leases) == 1 && leases[0].txConn != nil && leases[0].txConn.Conn == c.Conn && k.begins() { // it was taken with BEGIN
 		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
 			return k.CommitAndRelease(ctx, c, leases[0])
 		}
