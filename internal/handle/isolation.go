@@ -12,14 +12,11 @@ import (
 // goes on to show what was there before it has the locks of h. A version that is to be
 // remembered says nothing of what was read before.
 func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.Levels) bool {
-	return (read || l.Info().EarlySnapshot) && (!h.AllowStale || versions) && l.snapshots(levels)
-}
-
-// snapshots reports whether a transaction of these levels may keep one snapshot for
-// all that it reads.
-func (l *Locks) snapshots(levels sqltext.Levels) bool {
-	if levels == 0 {
-		return l.Info().RepeatableRead(0)
+	switch {
+	case !read && !l.Info().EarlySnapshot, h.AllowStale && !versions:
+		return false
+	case levels == 0:
+		return l.Info().RepeatableRead()
 	}
 	return levels&(sqltext.RepeatableRead|sqltext.Serializable) != 0
 }

@@ -104,7 +104,7 @@ func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		return nil, nil
 	}
 	for _, p := range resources {
-		h, by := l.ownHolder(p)
+		h, by := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
 		if h == nil {
 			h = l.holder(ctx, p)
 			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
@@ -119,11 +119,6 @@ func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		}
 	}
 	return nil, nil
-}
-
-// ownHolder returns who has p in this process, with its ticket, or nil.
-func (l *Locks) ownHolder(p strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
-	return l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0])
 }
 
 // holder asks the server who has p.

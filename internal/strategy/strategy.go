@@ -42,10 +42,6 @@ type Traits struct {
 	HearsClose bool
 }
 
-// Transaction reports whether a hold is one transaction, with all that runs in it.
-// Under other strategies a hold goes beyond single transactions.
-func (t Traits) Transaction() bool { return t.Inside || !t.Excludes }
-
 // Waiting is called before a caller begins to wait. It may refuse the wait, or end it later through
 // the context that it returns. done is called when the wait is over.
 type Waiting = func(context.Context) (ctx context.Context, done func(), err error)
