@@ -39,7 +39,7 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	if outcome == server.NoWay && !r.cfg.Info.Blocks {
 		r.cfg.Procedures.Set(r.cfg.Table.VersionsProcedure(), false)
 	}
-	return outcome, noBadConn(err)
+	return outcome, server.HideBadConn(err)
 }
 
 // ProvideCommit sees to it that the procedure for Commit is there, and that which reads a version

@@ -124,7 +124,7 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	case errors.Is(err, lockerr.ErrUnsafe):
 		return err
 	case err != nil:
-		return fmt.Errorf("agreeing on how many rows keys share: %w", noBadConn(err))
+		return fmt.Errorf("agreeing on how many rows keys share: %w", server.HideBadConn(err))
 	case stripes != r.cfg.Stripes:
 		return r.disagree(fmt.Sprintf("other programs of the namespace use %d", stripes))
 	}
@@ -248,7 +248,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no control connection was free for %v", background))
 			}
-			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
+			return fmt.Errorf("connecting to make the keys' rows: %w", server.HideBadConn(err))
 		}
 		err = r.makeOn(ctx, c.Conn, names)
 		gone := server.Gone(err, c.Conn)
@@ -259,7 +259,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 		deadlock := server.Deadlock(err)
 		locked := server.Locked(err) && tries == 1 // perhaps another process was quicker, and holds the row by now
 		if !gone && !deadlock && !locked || gone && tries >= 3 {
-			return fmt.Errorf("making the keys' rows: %w", server.Explain(noBadConn(err)))
+			return fmt.Errorf("making the keys' rows: %w", server.Explain(server.HideBadConn(err)))
 		}
 		if deadlock && tries > 1 { // until ctx ends
 			time.Sleep(time.Duration(min(tries, 10)) * 10 * time.Millisecond)
@@ -390,12 +390,4 @@ func HolderOf(owner string) *lockerr.Holder {
 		}
 	}
 	return &lockerr.Holder{Program: program, Left: strings.HasSuffix(owner, LeftSuffix)}
-}
-
-// noBadConn hides driver.ErrBadConn, which database/sql would relate to its own connection.
-func noBadConn(err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
-		return errors.New(err.Error())
-	}
-	return err
 }

@@ -312,10 +312,7 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 		err = f(c)
 		c.Release()
 	}
-	if errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error())
-	}
-	return err
+	return server.HideBadConn(err)
 }
 
 // prepareRow marks key's row as versioned, and removes an expired lease from it. After nil the

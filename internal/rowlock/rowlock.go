@@ -858,10 +858,7 @@ func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
 		return err
 	}
 	defer c.Release()
-	if err = because(ctx, f(c)); errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error()) // it is not the caller's connection
-	}
-	return err
+	return server.HideBadConn(because(ctx, f(c))) // it is not the caller's connection
 }
 
 // because returns why ctx has ended, in place of the failure of a statement that ended with

@@ -213,6 +213,15 @@ func Broken(err error) bool {
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn)
 }
 
+// HideBadConn returns err so that it does not match driver.ErrBadConn, which database/sql would
+// relate to a connection of its own.
+func HideBadConn(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return errors.New(err.Error())
+	}
+	return err
+}
+
 // Gone reports whether err means that conn, and what it held, is lost: the server ended it
 // (1053, 1927, 3169, 4031, and 1105 on TiDB: by a KILL, or at a COMMIT of which it does not know
 // whether it came through), the network failed, or the end of a context closed it.

@@ -34,13 +34,9 @@ type Terms struct {
 	Limits
 }
 
-// Failure is the error that callers see. It never matches driver.ErrBadConn, which
-// database/sql would relate to a connection of its own.
+// Failure is the error that callers see. It never matches driver.ErrBadConn.
 func (t Terms) Failure(op, key string, err error) *lockerr.Error {
-	if errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error())
-	}
-	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: err}
+	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: server.HideBadConn(err)}
 }
 
 // Heard is whether a caller that asks for a lock has been told that somebody has the key: by the
