@@ -110,7 +110,7 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 		o.traced = o.ctx != ctx
 	}
 	if locks {
-		k.askIfSlow(o, resources)
+		o.askIfSlow()
 	}
 	if o.traced {
 		return o, o.asked().In(o.ctx)
