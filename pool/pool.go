@@ -16,7 +16,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -536,46 +535,6 @@ func (p *Pool) discard(c *Conn) {
 	}()
 }
 
-// Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
-// It is false if enough connections wait there: then the user has to release this one, and to
-// ask for another, with [As.Waits].
-func (c *Conn) Block() bool {
-	if c.pool == nil || c.blocks.Load() {
-		return true
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.blocked >= b.blockMax {
-		return false
-	}
-	b.blocked++
-	c.blocks.Store(true)
-	return true
-}
-
-// Unblocked says that the connection's user does not wait in the server any more.
-func (c *Conn) Unblocked() {
-	if c.pool == nil || !c.blocks.Swap(false) {
-		return
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.unblock(true)
-}
-
-// Wanted reports whether somebody queues for a connection of the pool, or of its budget.
-func (c *Conn) Wanted() bool {
-	if c.pool == nil {
-		return false
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.queued > 0
-}
-
 // Ready reports whether the next Acquire need not wait for another caller to release a
 // connection.
 func (p *Pool) Ready() bool {
@@ -597,19 +556,6 @@ func (p *Pool) Ready() bool {
 		}
 	}
 	return false
-}
-
-// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
-// then Fresh sends nothing, and may be called in a transaction.
-func (c *Conn) Own() bool {
-	t := reflect.TypeOf(c.Conn)
-	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
-}
-
-// Fresh reports whether the connection can still be used. The driver looks at the socket,
-// without a round trip.
-func (c *Conn) Fresh(ctx context.Context) bool {
-	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
 }
 
 // Stat returns the pool's counts.

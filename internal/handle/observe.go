@@ -287,3 +287,10 @@ func (a *ages) oldest() time.Duration {
 	}
 	return 0
 }
+
+// advise tells the observer what to change about how the handle is set up.
+func (k *Handle) advise(err error) {
+	if k.Settings.Observe != nil {
+		k.Settings.Observe(context.Background(), Event{Kind: Advised, Start: time.Now(), Err: err})
+	}
+}

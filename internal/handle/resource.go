@@ -87,3 +87,14 @@ func (k *Handle) HoldIsTransaction(h *hint.Hint) bool {
 	t := traitsOf(k.Strategy(h))
 	return t.Inside || !t.Excludes
 }
+
+// Error is err of what was asked for with h.
+func (k *Handle) Error(op string, h *hint.Hint, err error) error {
+	return &lockerr.Error{Op: op, Key: h.Names(), Strategy: k.Strategy(h), Err: err}
+}
+
+// SetupError is a failure to get the lock table ready, or to reach the server
+// for it.
+func (k *Handle) SetupError(h *hint.Hint, err error) error {
+	return k.Error("lock", h, strategy.Unreached(err))
+}

@@ -42,3 +42,21 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 	h.Since = time.Duration(micros) * time.Microsecond
 	return h
 }
+
+// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
+// the server does not tell. waiter is the id of a connection that waits for them, or 0.
+func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
+	if a.blind.Load() || !a.cfg.Info.AllHolders && waiter == 0 {
+		return nil
+	}
+	bound := terms.Calmly / 2
+	if deadline, ok := ctx.Deadline(); ok { // the other half is for the kill
+		bound = min(bound, time.Until(deadline)/2)
+	}
+	c, err := a.control(ctx, terms.Calmly)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
+}

@@ -147,6 +147,10 @@ var terms = strategy.Terms{
 	Limits: strategy.Usual,
 }
 
+// Traits of row locks, for those who choose among strategies. [Locker.Begin] and
+// [Locker.Join] take them after BEGIN, and [Locker.Raise] comes before COMMIT.
+var Traits = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}
+
 // Locker acquires row locks on one server. It is safe for concurrent use.
 type Locker struct {
 	cfg     strategy.Config
@@ -1022,24 +1026,6 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	default:
 		return err
 	}
-}
-
-// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
-// the server does not tell. waiter is the id of a connection that waits for them, or 0.
-func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
-	if a.blind.Load() || !a.cfg.Info.AllHolders && waiter == 0 {
-		return nil
-	}
-	bound := terms.Calmly / 2
-	if deadline, ok := ctx.Deadline(); ok { // the other half is for the kill
-		bound = min(bound, time.Until(deadline)/2)
-	}
-	c, err := a.control(ctx, terms.Calmly)
-	if err != nil {
-		return nil
-	}
-	defer c.Release()
-	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
 }
 
 // explain turns a failure into the error that callers see.
