@@ -152,8 +152,6 @@ func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
 
 type asStrategy struct{ *Locker }
 
-func (k asStrategy) Traits() strategy.Traits { return Traits }
-
 // Take takes one lock.
 func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
 	lock, err := k.Acquire(ctx, Request{

@@ -370,23 +370,19 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Procedures: l.procedures, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	}
-	var rows *rowlock.Locker
 	of := cfg
 	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
 	of.FreeSlot = func(ctx context.Context, names []string, open []int) (int, error) {
-		return rows.FreeSlot(ctx, names, open)
+		return l.Locker.FreeSlot(ctx, names, open)
 	}
 	l.leases = lease.New(of)
 	of = cfg
 	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(of)
 	cfg.Await, cfg.ReadTimeout = l.leases.Await, k.open.ReadTimeout
-	versions := optimistic.New(cfg)
-	rows = rowlock.New(cfg)
-	l.Locker = rows
-	l.kept = make(map[string]strategy.Strategy)
-	for _, of := range []strategy.Strategy{l.leases.Strategy(), l.advisories.Strategy(), versions.Strategy()} {
-		l.kept[of.Traits().Name] = of
+	l.Locker = rowlock.New(cfg)
+	l.kept = map[string]strategy.Strategy{
+		hint.StrategyLease: l.leases, hint.StrategyAdvisory: l.advisories.Strategy(), hint.StrategyOptimistic: optimistic.New(cfg),
 	}
 }
 

@@ -84,22 +84,15 @@ func New(cfg strategy.Config) *Locker {
 // Traits of versions, for those who choose among strategies.
 var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 
-// Strategy returns the Locker as units of work use it.
-func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
-
-type asStrategy struct{ *Locker }
-
-func (k asStrategy) Traits() strategy.Traits { return Traits }
-
 // Take remembers the versions of the resources, in one statement. Those that were given
 // are not read.
-func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
+func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
 	versions = make([]strategy.Grant, len(r.Resources))
 	ask := Request{Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin}
 	var at []int
 	for i, p := range r.Resources {
 		if p.Version != 0 {
-			versions[i] = k.Given(p.Row, p.Version)
+			versions[i] = l.Given(p.Row, p.Version)
 			continue
 		}
 		at = append(at, i)
@@ -108,7 +101,7 @@ func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []st
 	if len(at) == 0 {
 		return versions, nil
 	}
-	remembered, err := k.Remember(ctx, r.Conn, ask)
+	remembered, err := l.Remember(ctx, r.Conn, ask)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +113,7 @@ func (k asStrategy) Take(ctx context.Context, r strategy.Request) (versions []st
 
 // Check leaves it to the COMMIT itself to compare the versions with those that are, and to
 // set new ones, if anything may have been written.
-func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, wrote bool) (strategy.Check, error) {
+func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, wrote bool) (strategy.Check, error) {
 	if !wrote {
 		return strategy.Check{}, nil
 	}
@@ -129,13 +122,13 @@ func (k asStrategy) Check(_ context.Context, c *pool.Conn, held []strategy.Grant
 		versions[i] = h.(*Version)
 	}
 	return strategy.Check{
-		Commit: func(ctx context.Context) (done, unknown bool, err error) { return k.Commit(ctx, c, versions) },
-		Fence:  func(ctx context.Context) error { return k.Compare(ctx, c.Conn, versions) },
+		Commit: func(ctx context.Context) (done, unknown bool, err error) { return l.Commit(ctx, c, versions) },
+		Fence:  func(ctx context.Context) error { return l.Compare(ctx, c.Conn, versions) },
 	}, nil
 }
 
 // Holder returns nil: whoever remembers a version keeps nobody out.
-func (k asStrategy) Holder(context.Context, string) *lockerr.Holder { return nil }
+func (l *Locker) Holder(context.Context, string) *lockerr.Holder { return nil }
 
 // Version is a remembered version of a key.
 type Version struct {

@@ -70,8 +70,6 @@ type Request struct {
 
 // Strategy keeps locks on one server. It is safe for concurrent use.
 type Strategy interface {
-	Traits() Traits
-
 	// Take takes what lies outside of transactions, all or nothing, in the order of
 	// the resources. The keys in an error are the resources' rows. It is not called for
 	// strategies inside transactions.
