@@ -163,8 +163,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL()
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
-	switch {
-	case err == nil && answer != "1":
+	if err == nil && answer != "1" {
 		err = errors.New("mysqllock: GET_LOCK grants no lock on this server, not even a new one")
 	}
 	if err != nil {

@@ -256,12 +256,13 @@ type Block struct {
 func (b Block) String() string {
 	var text strings.Builder
 	values, quoted := b.Values, false
-	for part, rest := "", b.Text; rest != ""; {
+	for rest := b.Text; rest != ""; {
 		end := strings.IndexAny(rest, "?`") + 1
 		if end == 0 {
 			end = len(rest)
 		}
-		part, rest = rest[:end], rest[end:]
+		part := rest[:end]
+		rest = rest[end:]
 		mark := strings.HasSuffix(part, "?")
 		if strings.HasSuffix(part, "`") {
 			quoted = !quoted

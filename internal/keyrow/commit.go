@@ -50,8 +50,7 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 	}
 }
 
-// commitCall calls the procedure. The comment is for those who look for a COMMIT in what the
-// server is doing.
+// commitCall calls the procedure.
 func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 	var which string
 	if len(versions) == 1 {

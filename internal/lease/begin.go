@@ -119,8 +119,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 }
 
 // beginText is the text of beginBlock. See [schema.Table.TakeProcedure]; MariaDB runs the same
-// as an anonymous block. The comment is for those who look for a lease in what the server is
-// doing.
+// as an anonymous block.
 func (l *Locker) beginText(opts driver.TxOptions) string {
 	if !l.cfg.Info.Blocks {
 		return fmt.Sprintf("CALL %s(%s, %s, %s, ?, ?, ?, NULLIF(?, '"+nobody+"'), %d, %t) /* lease and BEGIN */",

@@ -445,10 +445,8 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 }
 
 // Commit compares the versions, sets the next ones, and commits the transaction on c, in one
-// statement. It waits for no row, and for the server's answer as long as ctx goes on. done is
-// false with a nil error if the server has no way for that: then call Compare, and commit.
-// The errors are those of Compare. If unknown is true with one, the transaction may be
-// committed, as after any COMMIT; else it is not, and must be rolled back.
+// statement: see [strategy.Check]. It waits for no row, and for the server's answer as long as ctx
+// goes on. The errors are those of Compare.
 func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) (done, unknown bool, err error) {
 	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
 	versions = distinct(versions)

@@ -148,7 +148,7 @@ type Ends struct {
 func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
 	for i, e := range keys {
-		err := error(ErrDeadlock)
+		err := ErrDeadlock
 		if i == 0 || !stuck(ctx, t, i) {
 			err = q.enter(ctx, t, e, from, ends)
 		}

@@ -14,11 +14,10 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// The statements below have keys as hexadecimal literals: so each is one round trip
-// whatever the DSN says, and nothing needs quotes. Every lock statement returns one row
-// for each key, in the order of the keys, with the connection's id and the key's lease. If
-// a row is missing, its key is not locked. Only the statements of beginSQL, which exist
-// for speed, may have no answer at all if a row has nothing to tell.
+// Every lock statement below returns one row for each key, in the order of the keys, with the
+// connection's id and the key's lease. If a row is missing, its key is not locked. Only the
+// statements of beginSQL, which exist for speed, may have no answer at all if a row has nothing
+// to tell.
 
 // leaseColumns are the remaining time of the lease, the token, and the owner. They are for
 // control connections. The application may have set the clock of its session, so a lock

@@ -13,7 +13,8 @@ import (
 )
 
 // A Procedure does on MySQL, in one round trip, what is several statements. MariaDB needs
-// none: it runs the same as an anonymous block. It has the rights of its caller.
+// none: it runs the same as an anonymous block. It has the rights of its caller. A comment behind a
+// CALL is for those who look for a COMMIT, or a lock, in what the server is doing.
 type Procedure struct {
 	table  Table
 	number int    // in a Registry

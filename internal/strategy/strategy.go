@@ -132,8 +132,9 @@ type Queued interface{ Ticket() *queue.Ticket }
 // Check is what is left to be done at COMMIT. The zero value is nothing.
 type Check struct {
 	// Commit checks and commits in one statement; done is false, without an error,
-	// if the server has no way for that: then call Fence and commit. unknown: the
-	// transaction may have been committed all the same. nil if all has been checked.
+	// if the server has no way for that: then call Fence and commit. If unknown is true with
+	// an error, the transaction may have been committed all the same, as after any COMMIT;
+	// else it is not, and must be rolled back. nil if all has been checked.
 	Commit func(ctx context.Context) (done, unknown bool, err error)
 
 	// Release is Commit for what ends with the transaction: it also releases what is held.
