@@ -90,7 +90,7 @@ func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	free, waited, more := l.pick(l.sharedConns() - l.opening)
+	free, waited, more := l.pick(min(sharedConns, l.maxLockConns) - l.opening)
 	if opens = free == nil && more && (waited == nil || l.cfg.Conns.Ready()); opens {
 		l.opening++
 	}
@@ -183,13 +183,11 @@ func (l *Locker) leadTakes() {
 	}
 }
 
-func (l *Locker) sharedConns() int { return min(sharedConns, l.maxLockConns) }
-
 // borrowShared is borrow for requests that gather meanwhile.
 func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
 	patient, cancel := context.WithTimeout(ctx, sharedFor)
 	defer cancel()
-	h, err := l.borrowOf(patient, l.sharedConns())
+	h, err := l.borrowOf(patient, min(sharedConns, l.maxLockConns))
 	if h != nil || ctx.Err() != nil || patient.Err() == nil {
 		return h, err
 	}
