@@ -550,12 +550,9 @@ func (p *Pool) Ready() bool {
 	if b.room(p) {
 		return true
 	}
-	for _, other := range b.pools {
-		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.cfg.Control || b.controls > b.reserved) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(b.pools, func(other *Pool) bool {
+		return other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.cfg.Control || b.controls > b.reserved)
+	})
 }
 
 // Stat returns the pool's counts.
@@ -595,12 +592,7 @@ func (p *Pool) end() <-chan struct{} {
 	p.idle = nil
 	if !p.closed {
 		p.closed = true
-		for i, other := range b.pools {
-			if other == p {
-				b.pools = append(b.pools[:i:i], b.pools[i+1:]...)
-				break
-			}
-		}
+		b.pools = slices.DeleteFunc(b.pools, func(other *Pool) bool { return other == p })
 	}
 	b.mu.Unlock()
 	p.swept.Wait()

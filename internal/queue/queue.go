@@ -499,12 +499,9 @@ func (t *Ticket) SawOtherProcess() {
 func (t *Ticket) SeenOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	for _, p := range t.positions {
-		if !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.positions, func(p position) bool {
+		return !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants
+	})
 }
 
 // Leave lets the next in each queue come to the front. A nil ticket, and a
