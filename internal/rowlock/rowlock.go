@@ -466,12 +466,19 @@ func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	return lockerr.ErrLocked
 }
 
-// try begins a transaction and locks with NOWAIT.
+// try begins a transaction and locks with NOWAIT: by a prepared statement, or together with BEGIN,
+// or else in a statement of its own.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 	defer cancel()
-	if err := a.lockPrepared(ctx); !errors.Is(err, pool.ErrUnprepared) {
-		return a.opened(a.c.Begun(ctx), err)
+	if text, args, quiet := a.preparedSQL(); text != "" {
+		rows, err := a.c.QueryPrepared(ctx, text, args...)
+		if a.Heard.From(err); err == nil {
+			err = a.granted(rows, quiet)
+		}
+		if !errors.Is(err, pool.ErrUnprepared) {
+			return a.opened(a.c.Begun(ctx), err)
+		}
 	}
 	txn := a.begun(ctx)
 	if text, quiet := a.beginSQL(txn.Limited()); text != "" {
@@ -671,21 +678,6 @@ func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	if server.Number(err) != 0 {
 		a.c.Touch() // it has waited, and the transaction may go on
 	}
-	if err != nil {
-		return err
-	}
-	return a.granted(rows, quiet)
-}
-
-// lockPrepared is lock for a prepared statement, which also begins the transaction unless
-// any statement does. It returns pool.ErrUnprepared if there is no prepared statement.
-func (a *attempt) lockPrepared(ctx context.Context) error {
-	text, args, quiet := a.preparedSQL()
-	if text == "" {
-		return pool.ErrUnprepared
-	}
-	rows, err := a.c.QueryPrepared(ctx, text, args...)
-	a.Heard.From(err)
 	if err != nil {
 		return err
 	}
