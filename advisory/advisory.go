@@ -66,13 +66,18 @@
 package advisory
 
 import (
+	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
@@ -137,4 +142,95 @@ func (l *Locker) Close() {
 		k.lose(lockerr.ErrClosed)
 	}
 	l.running.Wait()
+}
+
+// Traits of advisory locks, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyAdvisory, Excludes: true, HearsClose: true}
+
+// Strategy returns the Locker as units of work use it.
+func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
+
+type asStrategy struct{ *Locker }
+
+// Take takes one lock.
+func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
+	lock, err := k.Acquire(ctx, Request{
+		Key: r.Resources[0].Row, Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin, Lost: func(error) { r.Lost() },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return []strategy.Grant{lock}, nil
+}
+
+// Check leaves the check to the COMMIT itself, where it can: on a connection of which it is
+// known how to end it, should its answer be lost.
+func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
+	locks := make([]*Lock, len(held))
+	for i, h := range held {
+		locks[i] = h.(*Lock)
+	}
+	id := c.KnownID()
+	fence := func(ctx context.Context) (err error) {
+		if id, err = k.Locker.Check(ctx, c.Conn, locks); err == nil && id != c.KnownID() {
+			err = c.SetID(strconv.FormatUint(id, 10))
+		}
+		return err
+	}
+	check := strategy.Check{Unsure: func(ctx context.Context) {
+		if !slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.txConn != c }) { // c holds them until its COMMIT is over
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, slack)
+			defer cancel()
+		}
+		k.AwaitEnd(ctx, id, locks)
+	}}
+	if id == 0 || !k.commits() {
+		return check, fence(ctx)
+	}
+	check.Fence = fence
+	check.Commit = func(ctx context.Context) (done, unknown bool, err error) {
+		return k.Commit(ctx, c, locks, nil)
+	}
+	if at := slices.IndexFunc(locks, func(lock *Lock) bool { return lock.txConn == c }); at >= 0 {
+		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
+			return k.Commit(ctx, c, locks, locks[at])
+		}
+	}
+	return check, nil
+}
+
+// Holder asks the server who has the lock on key. It returns nil if nobody has it or
+// this Locker has, or if the server does not answer before ctx ends.
+func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
+	h := l.holderOf(ctx, Name(l.cfg.Namespace, key))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h != nil && slices.ContainsFunc(l.lockConns, func(k *lockConn) bool { return k.id == h.ConnectionID }) {
+		return nil
+	}
+	return h
+}
+
+// holderOf is Holder for the lock of that name.
+func (l *Locker) holderOf(ctx context.Context, name string) *lockerr.Holder {
+	c, err := l.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	programs := l.cfg.Info.Attributes && !l.blind.Load()
+	rows, err := server.QueryConnections(ctx, c.Conn, holderSQL(name, programs))
+	if programs && server.Denied(err) {
+		l.blind.Store(true)
+		rows, err = server.QueryConnections(ctx, c.Conn, holderSQL(name, false))
+	}
+	if err != nil || len(rows) == 0 {
+		return nil
+	}
+	id, err := strconv.ParseUint(rows[0][0], 10, 64)
+	if err != nil { // NULL: it was released while the server made the row, which it asks for more than once
+		return nil
+	}
+	return &lockerr.Holder{ConnectionID: id, User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
 }

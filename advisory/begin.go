@@ -37,7 +37,7 @@ func (a *attempt) tryBegin(ctx context.Context, over *Lock) (lock *Lock, err err
 	b := a.r.Begin
 	switch {
 	case b == nil || b.Options != (driver.TxOptions{}) || !b.Free():
-	case a.First && b.Ends && a.canBegin():
+	case a.First && b.Ends && a.commits() && !a.cfg.Unsafe: // what lockUnsafe allows is left to lock connections
 		refused := false
 		timed, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 		defer cancel()
@@ -85,10 +85,6 @@ func (a *attempt) sendBeside(ctx context.Context, r *request, b *strategy.Beginn
 	}
 	return answered
 }
-
-// canBegin reports whether a transaction can begin with the lock on this server, as far as is
-// known. What lockUnsafe allows is left to lock connections.
-func (l *Locker) canBegin() bool { return l.commits() && !l.cfg.Unsafe }
 
 // beginOn acquires the lock on c, whose turn is the caller's, and begins a transaction. It
 // returns nil if somebody else has the lock, which is refused, or if the lock must be asked for

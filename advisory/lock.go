@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"
@@ -35,6 +36,11 @@ type Lock struct {
 	lost func(error)
 	err  error // why it is over: lost, released or closed
 }
+
+// Name returns the server's name for the lock on key. Two keys never share one.
+// If namespace and key are short and consist of lower-case letters, digits and "_.:-",
+// the name has both in full. Else it has the beginning of the key and a hash of both.
+func Name(namespace, key string) string { return lockname.OfAdvisory(namespace, key) }
 
 // Ticket is the place in the queue of this process with which the lock was granted.
 func (k *Lock) Ticket() *queue.Ticket { return k.ticket }

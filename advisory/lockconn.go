@@ -2,6 +2,8 @@ package advisory
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"runtime"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -160,8 +163,7 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL()
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	answer, err := k.ask(ctx, k.openSQL())
-	switch {
-	case err == nil && answer != "1":
+	if err == nil && answer != "1" {
 		err = errors.New("mysqllock: GET_LOCK grants no lock on this server, not even a new one")
 	}
 	if err != nil {
@@ -170,6 +172,14 @@ func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
 		return nil, err
 	}
 	return k, nil
+}
+
+// newIdentity names a lock that only one connection will ever have. It tells the
+// connection from a later one to which a restarted server has given the same id.
+func newIdentity() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return lockname.Any + "-carrier-" + hex.EncodeToString(b[:])
 }
 
 // share lets other requests use k. The caller holds l.mu.

@@ -142,7 +142,6 @@ func checkSQL(locks []*Lock) string {
 // commitBlock checks what checkSQL does, and that it runs on the connection with that id,
 // commits, and takes the lock ends off the connection, unless that is nil. There is an answer
 // if it has not. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
-// The comment is for those who look for a COMMIT in what the server is doing.
 func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) pool.Block {
 	if !l.cfg.Info.Blocks {
 		lock, identity := "NULL", "NULL"

@@ -168,7 +168,7 @@ func (p *Pool) serve(a *asker) bool {
 		a.got <- p.lastIdle()
 		return true
 	}
-	if p.open >= p.max {
+	if p.open >= p.cfg.Max {
 		return false
 	}
 	if b.room(p) {
@@ -220,7 +220,7 @@ func (b *Budget) room(p *Pool) bool {
 			kept++
 		}
 	}
-	if p.control {
+	if p.cfg.Control {
 		return b.open+kept < b.max
 	}
 	return b.open+kept < b.max && b.open-b.controls+kept < b.max-b.reserved
@@ -234,7 +234,7 @@ func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 	controls := 0
 	for _, p := range b.pools {
 		switch {
-		case p.control:
+		case p.cfg.Control:
 			controls += p.open - len(p.idle)
 		case p.keeps && p.open == len(p.idle):
 			reserved++ // also if its connection is open
@@ -252,7 +252,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	for _, other := range b.pools {
 		switch {
 		case other == p || len(other.idle) == 0 || other.keeps && other.open == 1:
-		case other.control && !p.control && b.controls <= b.reserved: // its permit is not for p
+		case other.cfg.Control && !p.cfg.Control && b.controls <= b.reserved: // its permit is not for p
 		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
 		case of == nil || other.idle[0].since.Before(of.idle[0].since):
 			of = other
@@ -282,7 +282,7 @@ func (p *Pool) take() {
 	p.open++
 	p.budget.open++
 	p.keeps = p.cfg.Keeps
-	if p.control {
+	if p.cfg.Control {
 		p.budget.controls++
 	}
 }
@@ -290,7 +290,7 @@ func (p *Pool) take() {
 func (p *Pool) drop() {
 	p.open--
 	p.budget.open--
-	if p.control {
+	if p.cfg.Control {
 		p.budget.controls--
 	}
 	if p.closed && p.open == 0 && p.empty != nil {

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -255,12 +256,13 @@ type Block struct {
 func (b Block) String() string {
 	var text strings.Builder
 	values, quoted := b.Values, false
-	for part, rest := "", b.Text; rest != ""; {
+	for rest := b.Text; rest != ""; {
 		end := strings.IndexAny(rest, "?`") + 1
 		if end == 0 {
 			end = len(rest)
 		}
-		part, rest = rest[:end], rest[end:]
+		part := rest[:end]
+		rest = rest[end:]
 		mark := strings.HasSuffix(part, "?")
 		if strings.HasSuffix(part, "`") {
 			quoted = !quoted
@@ -321,6 +323,59 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 		c.Touch()
 	}
 	return err
+}
+
+// Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
+// It is false if enough connections wait there: then the user has to release this one, and to
+// ask for another, with [As.Waits].
+func (c *Conn) Block() bool {
+	if c.pool == nil || c.blocks.Load() {
+		return true
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.blocked >= b.blockMax {
+		return false
+	}
+	b.blocked++
+	c.blocks.Store(true)
+	return true
+}
+
+// Unblocked says that the connection's user does not wait in the server any more.
+func (c *Conn) Unblocked() {
+	if c.pool == nil || !c.blocks.Swap(false) {
+		return
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unblock(true)
+}
+
+// Wanted reports whether somebody queues for a connection of the pool, or of its budget.
+func (c *Conn) Wanted() bool {
+	if c.pool == nil {
+		return false
+	}
+	b := c.pool.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queued > 0
+}
+
+// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
+// then Fresh sends nothing, and may be called in a transaction.
+func (c *Conn) Own() bool {
+	t := reflect.TypeOf(c.Conn)
+	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
+}
+
+// Fresh reports whether the connection can still be used. The driver looks at the socket,
+// without a round trip.
+func (c *Conn) Fresh(ctx context.Context) bool {
+	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
 }
 
 // Clean reports whether the connection can be given to another user.

@@ -76,7 +76,8 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
 	if c.id == 0 {
 		return nil
 	}
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND %s AND %s", c.id, adopted(time.Since(c.opened)), onNode(node))))
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s AND %s",
+		c.id, fromHere("TRUE"), server.Up(time.Since(c.opened)), onNode(node))))
 	return err
 }
 
@@ -93,11 +94,6 @@ const (
 // asks, if also is true for that.
 func fromHere(also string) string {
 	return fmt.Sprintf("(%s) = (SELECT %[1]s FROM "+server.Connections+" WHERE ID = CONNECTION_ID() AND %s)", client, also)
-}
-
-// adopted is the condition for an adopted connection of that age.
-func adopted(age time.Duration) string {
-	return "COMMAND <> 'Sleep' AND " + fromHere("TRUE") + " AND " + server.Up(age)
 }
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.

@@ -16,7 +16,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -62,9 +61,7 @@ type Stats struct {
 // Pool is a bounded set of connections. It is safe for concurrent use.
 type Pool struct {
 	cfg     Config
-	max     int
-	control bool
-	budget  *Budget
+	budget  *Budget         // of cfg
 	bounded bool            // the budget is shared with other pools
 	ctx     context.Context // ends when the pool is closed
 	stop    context.CancelFunc
@@ -105,7 +102,7 @@ func newPool(cfg Config) *Pool {
 	if !bounded {
 		cfg.Budget = &Budget{max: cfg.Max, blockMax: cfg.Max}
 	}
-	p := &Pool{cfg: cfg, max: cfg.Max, bounded: bounded, control: cfg.Control, budget: cfg.Budget}
+	p := &Pool{cfg: cfg, bounded: bounded, budget: cfg.Budget}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.budget.mu.Lock()
 	p.budget.pools = append(p.budget.pools, p)
@@ -390,12 +387,6 @@ func (p *Pool) giveUp(a *asker) {
 	p.budget.serve()
 }
 
-func (p *Pool) waitedSince(start time.Time) {
-	p.budget.mu.Lock()
-	defer p.budget.mu.Unlock()
-	p.waitTime += time.Since(start)
-}
-
 // unblock counts a connection that no longer waits in the server.
 func (b *Budget) unblock(blocked bool) {
 	if blocked {
@@ -461,7 +452,9 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 	}()
 	select {
 	case res := <-done:
-		p.waitedSince(start)
+		b.mu.Lock()
+		p.waitTime += time.Since(start)
+		b.mu.Unlock()
 		if res.err != nil && p.ctx.Err() != nil {
 			res.err = lockerr.ErrClosed
 		}
@@ -542,46 +535,6 @@ func (p *Pool) discard(c *Conn) {
 	}()
 }
 
-// Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
-// It is false if enough connections wait there: then the user has to release this one, and to
-// ask for another, with [As.Waits].
-func (c *Conn) Block() bool {
-	if c.pool == nil || c.blocks.Load() {
-		return true
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.blocked >= b.blockMax {
-		return false
-	}
-	b.blocked++
-	c.blocks.Store(true)
-	return true
-}
-
-// Unblocked says that the connection's user does not wait in the server any more.
-func (c *Conn) Unblocked() {
-	if c.pool == nil || !c.blocks.Swap(false) {
-		return
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.unblock(true)
-}
-
-// Wanted reports whether somebody queues for a connection of the pool, or of its budget.
-func (c *Conn) Wanted() bool {
-	if c.pool == nil {
-		return false
-	}
-	b := c.pool.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.queued > 0
-}
-
 // Ready reports whether the next Acquire need not wait for another caller to release a
 // connection.
 func (p *Pool) Ready() bool {
@@ -591,31 +544,15 @@ func (p *Pool) Ready() bool {
 	if len(p.idle) > 0 {
 		return true
 	}
-	if p.open >= p.max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
+	if p.open >= p.cfg.Max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
 		return false
 	}
 	if b.room(p) {
 		return true
 	}
-	for _, other := range b.pools {
-		if other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.control || b.controls > b.reserved) {
-			return true
-		}
-	}
-	return false
-}
-
-// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
-// then Fresh sends nothing, and may be called in a transaction.
-func (c *Conn) Own() bool {
-	t := reflect.TypeOf(c.Conn)
-	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
-}
-
-// Fresh reports whether the connection can still be used. The driver looks at the socket,
-// without a round trip.
-func (c *Conn) Fresh(ctx context.Context) bool {
-	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
+	return slices.ContainsFunc(b.pools, func(other *Pool) bool {
+		return other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.cfg.Control || b.controls > b.reserved)
+	})
 }
 
 // Stat returns the pool's counts.
@@ -623,7 +560,7 @@ func (p *Pool) Stat() Stats {
 	p.budget.mu.Lock()
 	defer p.budget.mu.Unlock()
 	s := Stats{
-		Max: p.max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
+		Max: p.cfg.Max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
 		Acquired: p.acquired, Waited: p.waited, WaitTime: p.waitTime,
 	}
 	for r := range p.queue {
@@ -655,12 +592,7 @@ func (p *Pool) end() <-chan struct{} {
 	p.idle = nil
 	if !p.closed {
 		p.closed = true
-		for i, other := range b.pools {
-			if other == p {
-				b.pools = append(b.pools[:i:i], b.pools[i+1:]...)
-				break
-			}
-		}
+		b.pools = slices.DeleteFunc(b.pools, func(other *Pool) bool { return other == p })
 	}
 	b.mu.Unlock()
 	p.swept.Wait()

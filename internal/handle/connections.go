@@ -2,6 +2,7 @@ package handle
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -31,6 +32,17 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 	defer k.waiters.Add(-1)
 	link, err := k.acquire(ctx, k.apps, by, wait)
 	return link, pool.ExplainFull(err)
+}
+
+// Dedicated takes a connection from the pool of sessions.
+func (k *Handle) Dedicated(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
+	by.Pooled = by.Pooled && !l.sessions.Ready()
+	ctx, done, err := k.waiting(ctx, by, Sought{})
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return k.acquire(ctx, l.sessions, by, wait)
 }
 
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in
@@ -115,4 +127,24 @@ func (k *Handle) RunsTexts() bool {
 	_, execs := (*sample).(driver.ExecerContext)
 	_, queries := (*sample).(driver.QueryerContext)
 	return execs && queries
+}
+
+// ErrUnusable is of a caller whose connection, that of a sql.Conn or a transaction, is of no use for a lock.
+// It is none on which database/sql closes the connection: it would wait for the end of the rows.
+var ErrUnusable = lockerr.With(lockerr.ErrExhausted, errors.New(
+	"rows are still being read from this connection (close them first), or it is broken; the lock is not held"))
+
+// WatchesPool reports whether [Handle.SeePool] is worth a call: with a budget
+// database/sql should bound nothing, and an observer is told once if it does.
+func (k *Handle) WatchesPool() bool {
+	return k.Bounded() && k.Settings.Observe != nil && !k.poolBound.Load()
+}
+
+// SeePool looks at what database/sql counts of a handle with a budget.
+func (k *Handle) SeePool(s sql.DBStats) {
+	bound, budget := s.MaxOpenConnections, k.Settings.MaxConns
+	if bound == 0 || bound > budget && s.WaitCount == 0 || k.poolBound.Swap(true) {
+		return
+	}
+	k.advise(fmt.Errorf("mysqllock: with maxConns=%d SetMaxOpenConns(%d) bounds callers, not connections: those that wait for a lock can keep its holder waiting; leave SetMaxOpenConns alone", budget, bound))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -369,23 +370,19 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Procedures: l.procedures, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	}
-	var rows *rowlock.Locker
 	of := cfg
 	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
 	of.FreeSlot = func(ctx context.Context, names []string, open []int) (int, error) {
-		return rows.FreeSlot(ctx, names, open)
+		return l.Locker.FreeSlot(ctx, names, open)
 	}
 	l.leases = lease.New(of)
 	of = cfg
 	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(of)
 	cfg.Await, cfg.ReadTimeout = l.leases.Await, k.open.ReadTimeout
-	versions := optimistic.New(cfg)
-	rows = rowlock.New(cfg)
-	l.Locker = rows
-	l.kept = make(map[string]strategy.Strategy)
-	for _, of := range []strategy.Strategy{l.leases.Strategy(), l.advisories.Strategy(), versions.Strategy()} {
-		l.kept[of.Traits().Name] = of
+	l.Locker = rowlock.New(cfg)
+	l.kept = map[string]strategy.Strategy{
+		hint.StrategyLease: l.leases, hint.StrategyAdvisory: l.advisories.Strategy(), hint.StrategyOptimistic: optimistic.New(cfg),
 	}
 }
 
@@ -499,4 +496,39 @@ func (l *Locks) Forget(u any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, u)
+}
+
+// StaleSnapshot reports whether a transaction of these levels, which has read or not,
+// goes on to show what was there before it has the locks of h. A version that is to be
+// remembered says nothing of what was read before.
+func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.Levels) bool {
+	switch {
+	case !read && !l.Info().EarlySnapshot, h.AllowStale && !versions:
+		return false
+	case levels == 0:
+		return l.Info().RepeatableRead()
+	}
+	return levels&(sqltext.RepeatableRead|sqltext.Serializable) != 0
+}
+
+// LockedLevel is the isolation level of a transaction that begins with a row lock, or on a
+// session; 0 for that of a new connection.
+func (l *Locks) LockedLevel() sqltext.Levels {
+	if l.Info().EarlySnapshot {
+		return sqltext.ReadCommitted
+	}
+	return 0
+}
+
+// Dirty returns why a unit of work that compares versions is of no use at one of
+// these levels, if so.
+func (l *Locks) Dirty(levels sqltext.Levels) error {
+	if levels == 0 {
+		levels = sqltext.Level(l.Info().Isolation)
+	}
+	if levels&sqltext.ReadUncommitted == 0 {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrUnsafe, errors.New(
+		"at READ UNCOMMITTED what is read may be rolled back, and no version tells; read at READ COMMITTED or above with lockctx.Optimistic"))
 }

@@ -110,7 +110,7 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 		o.traced = o.ctx != ctx
 	}
 	if locks {
-		k.askIfSlow(o, resources)
+		o.askIfSlow()
 	}
 	if o.traced {
 		return o, o.asked().In(o.ctx)
@@ -286,4 +286,11 @@ func (a *ages) oldest() time.Duration {
 		return time.Since(first.Value.(time.Time))
 	}
 	return 0
+}
+
+// advise tells the observer what to change about how the handle is set up.
+func (k *Handle) advise(err error) {
+	if k.Settings.Observe != nil {
+		k.Settings.Observe(context.Background(), Event{Kind: Advised, Start: time.Now(), Err: err})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -57,12 +58,9 @@ func ParseRequired(value string) (*Required, error) {
 
 // names reports whether the table is one of them. Without a schema in the text it may be in any.
 func (r *Required) names(schema, table string) bool {
-	for _, t := range r.tables {
-		if matches(t.table, table) && (t.schema == "" || schema == "" || matches(t.schema, schema)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.tables, func(t requiredTable) bool {
+		return matches(t.table, table) && (t.schema == "" || schema == "" || matches(t.schema, schema))
+	})
 }
 
 func matches(pattern, name string) bool {
@@ -155,20 +153,12 @@ func caller() string {
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
 	for {
 		f, more := frames.Next()
-		if f.File != "" && (strings.HasSuffix(f.File, "_test.go") || !isBeneath(f.Function)) {
+		isBeneath := slices.ContainsFunc(beneath, func(prefix string) bool { return strings.HasPrefix(f.Function, prefix) })
+		if f.File != "" && (strings.HasSuffix(f.File, "_test.go") || !isBeneath) {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
 		if !more {
 			return "a statement"
 		}
 	}
-}
-
-func isBeneath(function string) bool {
-	for _, prefix := range beneath {
-		if strings.HasPrefix(function, prefix) {
-			return true
-		}
-	}
-	return false
 }

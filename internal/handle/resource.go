@@ -81,7 +81,20 @@ func (k *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 // Strategy is how the keys of the innermost With are locked, for errors.
 func (k *Handle) Strategy(h *hint.Hint) string { return k.kind(h.Kind).Strategy }
 
-// HoldIsTransaction reports whether a hold with h is a transaction.
+// HoldIsTransaction reports whether a hold with h is one transaction, with all that runs in it.
+// Under other strategies a hold goes beyond single transactions.
 func (k *Handle) HoldIsTransaction(h *hint.Hint) bool {
-	return traitsOf(k.Strategy(h)).Transaction()
+	t := traitsOf(k.Strategy(h))
+	return t.Inside || !t.Excludes
+}
+
+// Error is err of what was asked for with h.
+func (k *Handle) Error(op string, h *hint.Hint, err error) error {
+	return &lockerr.Error{Op: op, Key: h.Names(), Strategy: k.Strategy(h), Err: err}
+}
+
+// SetupError is a failure to get the lock table ready, or to reach the server
+// for it.
+func (k *Handle) SetupError(h *hint.Hint, err error) error {
+	return k.Error("lock", h, strategy.Unreached(err))
 }

@@ -15,11 +15,11 @@ import (
 // askBound is how long the question who holds a lock may take.
 const askBound = time.Second
 
-// askIfSlow has the holder of resources noted, for the observer, if the caller waits for
-// longer than SlowWait. Nobody waits for that. Where nobody is found, since the caller does
-// not wait in the server yet, it asks again after twice the time.
-func (k *Handle) askIfSlow(o *Observation, resources []strategy.Resource) {
-	after := k.Settings.SlowWait
+// askIfSlow has the holder noted, for the observer, if the caller waits for longer than
+// SlowWait. Nobody waits for that. Where nobody is found, since the caller does not wait in the
+// server yet, it asks again after twice the time.
+func (o *Observation) askIfSlow() {
+	after := o.k.Settings.SlowWait
 	if after == 0 {
 		return
 	}
@@ -27,33 +27,29 @@ func (k *Handle) askIfSlow(o *Observation, resources []strategy.Resource) {
 	defer o.mu.Unlock()
 	o.slow = time.AfterFunc(after, func() {
 		after *= 2
-		h, by := k.askHolder(o, resources)
+		h, by := o.askHolder()
 		o.blame(h, by, after)
 	})
 }
 
-// askHolder returns who has one of resources; nil if that is not known. If it is a caller of this
+// askHolder returns who has one of the locks; nil if that is not known. If it is a caller of this
 // process, its ticket comes with it.
-func (k *Handle) askHolder(o *Observation, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
-	ctx, cancel := context.WithTimeout(k.ctx, askBound)
+func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
+	ctx, cancel := context.WithTimeout(o.k.ctx, askBound)
 	defer cancel()
 	select {
-	case k.asking <- struct{}{}: // control connections are for other work, too
-		defer func() { <-k.asking }()
+	case o.k.asking <- struct{}{}: // control connections are for other work, too
+		defer func() { <-o.k.asking }()
 	case <-ctx.Done():
 		return nil, nil
 	}
-	if !o.waits() {
+	o.mu.Lock()
+	answered := o.answered
+	o.mu.Unlock()
+	if answered {
 		return nil, nil
 	}
-	return k.holder(ctx, resources)
-}
-
-// waits reports that there is no answer yet.
-func (o *Observation) waits() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return !o.answered
+	return o.k.holder(ctx, o.resources)
 }
 
 // takenBy notes what has been granted the locks: the connection, and the place in the process's
@@ -104,7 +100,7 @@ func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		return nil, nil
 	}
 	for _, p := range resources {
-		h, by := l.ownHolder(p)
+		h, by := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
 		if h == nil {
 			h = l.holder(ctx, p)
 			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
@@ -119,11 +115,6 @@ func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		}
 	}
 	return nil, nil
-}
-
-// ownHolder returns who has p in this process, with its ticket, or nil.
-func (l *Locks) ownHolder(p strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
-	return l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0])
 }
 
 // holder asks the server who has p.

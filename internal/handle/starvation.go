@@ -57,6 +57,9 @@ const (
 // connection.
 var errYield = errors.New("another connection is to be tried")
 
+// useMaxConns is what helps if SetMaxOpenConns keeps callers from each other's locks.
+const useMaxConns = "use maxConns in the DSN in place of SetMaxOpenConns"
+
 // Opened counts a connection of database/sql. If one was asked to try again, it
 // tells who gets it: somebody who stood in the queue, or a caller whose pool had room.
 func (c *starvationGuard) Opened() {
@@ -178,4 +181,9 @@ func Yielded(err error) error {
 		return driver.ErrBadConn
 	}
 	return err
+}
+
+// boundMet is called once, when waiters have filled the bound of database/sql's pool.
+func (k *Handle) boundMet(bound int) {
+	k.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows, and the holder none; %s", bound, useMaxConns))
 }

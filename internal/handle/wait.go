@@ -38,25 +38,22 @@ func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 // counted is waiting for a caller who hears otherwise that the handle is closed.
 func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
-	var has []strategy.Resource
-	var w *queue.Wanted // nil where it can be in nobody's way
 	if what.queue != nil {
-		var tickets []*queue.Ticket
-		tickets, has = by.Has(ctx, k)
-		w = what.wanted(tickets)
-	}
-	if w != nil {
-		var ok bool
-		if waits, ok = w.Wait(); !ok {
-			return nil, nil, queue.ErrDeadlock
-		}
-		ctx = w.In(ctx)
-		if held := what.l.held(has); len(held) > 0 {
-			own, end := context.WithCancelCause(ctx)
-			forget := waits
-			var watched sync.WaitGroup
-			watched.Go(func() { what.l.watchCircles(own, held, what.resources, end) })
-			ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
+		tickets, has := by.Has(ctx, k)
+		if len(tickets) > 0 || len(what.resources) > 1 { // else it can be in nobody's way
+			w := &queue.Wanted{Queue: what.queue, Holds: tickets, Keys: QueueKeys(what.resources)}
+			var ok bool
+			if waits, ok = w.Wait(); !ok {
+				return nil, nil, queue.ErrDeadlock
+			}
+			ctx = w.In(ctx)
+			if held := what.l.held(has); len(held) > 0 {
+				own, end := context.WithCancelCause(ctx)
+				forget := waits
+				var watched sync.WaitGroup
+				watched.Go(func() { what.l.watchCircles(own, held, what.resources, end) })
+				ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
+			}
 		}
 	}
 	leave := func() {}
@@ -120,15 +117,6 @@ func (l *Locks) Sought(resources ...strategy.Resource) Sought {
 		s.queue = l.queueOf(resources[0])
 	}
 	return s
-}
-
-// wanted is what is sought, by a caller with these tickets. It is nil where that can be
-// in nobody's way.
-func (w Sought) wanted(tickets []*queue.Ticket) *queue.Wanted {
-	if len(tickets) == 0 && len(w.resources) < 2 {
-		return nil
-	}
-	return &queue.Wanted{Queue: w.queue, Holds: tickets, Keys: QueueKeys(w.resources)}
 }
 
 // QueueKeys is how callers queue up for resources.

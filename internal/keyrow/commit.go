@@ -39,7 +39,7 @@ func (r *Rows) Commit(ctx context.Context, c *pool.Conn, versions []Version) (se
 	if outcome == server.NoWay && !r.cfg.Info.Blocks {
 		r.cfg.Procedures.Set(r.cfg.Table.VersionsProcedure(), false)
 	}
-	return outcome, noBadConn(err)
+	return outcome, server.HideBadConn(err)
 }
 
 // ProvideCommit sees to it that the procedure for Commit is there, and that which reads a version
@@ -50,8 +50,7 @@ func (r *Rows) ProvideCommit(ctx context.Context) {
 	}
 }
 
-// commitCall calls the procedure. The comment is for those who look for a COMMIT in what the
-// server is doing.
+// commitCall calls the procedure.
 func (r *Rows) commitCall(versions []Version, mark string) pool.Block {
 	var which string
 	if len(versions) == 1 {

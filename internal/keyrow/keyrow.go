@@ -40,8 +40,8 @@ type Config struct {
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
 type Rows struct {
+	known
 	cfg     Config
-	known   known
 	missing batch.Group[*missing]
 }
 
@@ -124,7 +124,7 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	case errors.Is(err, lockerr.ErrUnsafe):
 		return err
 	case err != nil:
-		return fmt.Errorf("agreeing on how many rows keys share: %w", noBadConn(err))
+		return fmt.Errorf("agreeing on how many rows keys share: %w", server.HideBadConn(err))
 	case stripes != r.cfg.Stripes:
 		return r.disagree(fmt.Sprintf("other programs of the namespace use %d", stripes))
 	}
@@ -196,9 +196,6 @@ func (r *Rows) disagree(why string) error {
 		r.cfg.Stripes, why, r.cfg.Table, schema.HighWater, schema.Literal(r.cfg.Namespace)))
 }
 
-// Forget is for keys whose rows have turned out to be missing.
-func (r *Rows) Forget(keys []string) { r.known.forget(keys) }
-
 // arrival is how long a row of another node of a cluster may take to arrive here.
 const arrival = 100 * time.Millisecond
 
@@ -237,12 +234,6 @@ func (r *Rows) Cleaning(ctx context.Context) bool {
 	return err == nil && len(rows) > 0
 }
 
-// Leased reports whether key's row is known to have had a lease at some time.
-func (r *Rows) Leased(key string) bool { return r.known.leased(key) }
-
-// NoteLeased notes that key's row has a lease, or had one.
-func (r *Rows) NoteLeased(key string) { r.known.add(key, true) }
-
 // make makes the missing rows of keys, for which it asks once it has a connection. That is
 // one of its own: it is not part of a transaction, and does not wait for the holder of a key.
 // Two processes that make the same row at the same time can deadlock if a clean-up has just
@@ -257,7 +248,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no control connection was free for %v", background))
 			}
-			return fmt.Errorf("connecting to make the keys' rows: %w", noBadConn(err))
+			return fmt.Errorf("connecting to make the keys' rows: %w", server.HideBadConn(err))
 		}
 		err = r.makeOn(ctx, c.Conn, names)
 		gone := server.Gone(err, c.Conn)
@@ -268,7 +259,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 		deadlock := server.Deadlock(err)
 		locked := server.Locked(err) && tries == 1 // perhaps another process was quicker, and holds the row by now
 		if !gone && !deadlock && !locked || gone && tries >= 3 {
-			return fmt.Errorf("making the keys' rows: %w", server.Explain(noBadConn(err)))
+			return fmt.Errorf("making the keys' rows: %w", server.Explain(server.HideBadConn(err)))
 		}
 		if deadlock && tries > 1 { // until ctx ends
 			time.Sleep(time.Duration(min(tries, 10)) * 10 * time.Millisecond)
@@ -291,7 +282,7 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 		}
 	}
 	for _, key := range keys {
-		r.known.add(key, token[key] != "" && token[key] != "0")
+		r.add(key, token[key] != "" && token[key] != "0")
 	}
 	return nil
 }
@@ -375,6 +366,67 @@ func (r *Rows) insertSQL(keys []string) string {
 		" FROM " + r.cfg.Table.String() + " JOIN " + schema.List(lines, "k") + " WHERE " + schema.HighWater + lock
 }
 
+// known remembers which keys have rows, and which of them ever had a lease. It is bounded:
+// when the newer half is full, the older half is forgotten. A forgotten key costs one
+// plain read.
+type known struct {
+	mu           sync.Mutex
+	newer, older map[string]bool // whether the key has had a lease
+}
+
+const knownHalf = 16384 // keys; both halves of 40-byte keys are about 3 MB
+
+// missing returns those of keys that are not remembered.
+func (k *known) missing(keys []string) (out []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		if _, ok := k.newer[key]; ok {
+			continue
+		}
+		if leased, ok := k.older[key]; ok {
+			k.put(key, leased)
+			continue
+		}
+		out = append(out, key)
+	}
+	return out
+}
+
+// add remembers key; that it has had a lease is not forgotten by it.
+func (k *known) add(key string, leased bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.put(key, leased || k.newer[key] || k.older[key])
+}
+
+// NoteLeased notes that key's row has a lease, or had one.
+func (k *known) NoteLeased(key string) { k.add(key, true) }
+
+// Leased reports whether key's row is known to have had a lease at some time.
+func (k *known) Leased(key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.newer[key] || k.older[key]
+}
+
+// Forget is for keys whose rows have turned out to be missing.
+func (k *known) Forget(keys []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		delete(k.newer, key)
+		delete(k.older, key)
+	}
+}
+
+func (k *known) put(key string, leased bool) {
+	if _, ok := k.newer[key]; !ok && (k.newer == nil || len(k.newer) >= knownHalf) {
+		k.newer, k.older = make(map[string]bool), k.newer
+	}
+	k.newer[key] = leased
+}
+
 // OwnerOf names this process, as one that does not name itself: its host, its id, and the program
 // that is at path.
 func OwnerOf(path string) string {
@@ -399,12 +451,4 @@ func HolderOf(owner string) *lockerr.Holder {
 		}
 	}
 	return &lockerr.Holder{Program: program, Left: strings.HasSuffix(owner, LeftSuffix)}
-}
-
-// noBadConn hides driver.ErrBadConn, which database/sql would relate to its own connection.
-func noBadConn(err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
-		return errors.New(err.Error())
-	}
-	return err
 }

@@ -235,11 +235,11 @@ func TestKnownIsBounded(t *testing.T) {
 			t.Fatal("what is used is forgotten")
 		}
 	}
-	if !k.leased("leased") {
+	if !k.Leased("leased") {
 		t.Error("that it had a lease is forgotten")
 	}
 	k.add("leased", false)
-	if !k.leased("leased") {
+	if !k.Leased("leased") {
 		t.Error("that it had a lease is forgotten when it is seen again")
 	}
 	for i := range 2 * knownHalf {

@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -105,12 +104,7 @@ func (h *lockConn) askBegin(ctx context.Context, block pool.Block) (answer, erro
 	if len(rows) != 1 || len(rows[0]) != 2 {
 		return a, errors.New("the server does not say whether it has granted the lease")
 	}
-	token, err := strconv.ParseUint(rows[0][0], 10, 64)
-	if err != nil {
-		return a, err
-	}
-	left, err := strconv.ParseInt(rows[0][1], 10, 64)
-	a.token, a.left = token, time.Duration(left)*time.Microsecond
+	a.token, a.left, err = tokenAndLeft(rows[0][0], rows[0][1])
 	return a, err
 }
 
@@ -125,8 +119,7 @@ func (a *attempt) beginBlock(opts driver.TxOptions) pool.Block {
 }
 
 // beginText is the text of beginBlock. See [schema.Table.TakeProcedure]; MariaDB runs the same
-// as an anonymous block. The comment is for those who look for a lease in what the server is
-// doing.
+// as an anonymous block.
 func (l *Locker) beginText(opts driver.TxOptions) string {
 	if !l.cfg.Info.Blocks {
 		return fmt.Sprintf("CALL %s(%s, %s, %s, ?, ?, ?, NULLIF(?, '"+nobody+"'), %d, %t) /* lease and BEGIN */",
@@ -165,18 +158,14 @@ func (s *Lease) Detach() error {
 	return server.Exec(ctx, c.Conn, s.l.releaseWakeUpsSQL(s.key))
 }
 
-// endsWith reports whether the commit on conn can be the release of leases, too: it is
-// one that was taken with the transaction's BEGIN.
-func (l *Locker) endsWith(conn driver.Conn, leases []*Lease) bool {
-	return len(leases) == 1 && leases[0].txConn != nil && leases[0].txConn.Conn == conn && l.begins()
-}
-
 // CommitAndRelease is Commit that releases the lease, which was taken with the
 // transaction's BEGIN on c. After done Release has nothing left to do; if the
 // outcome is unknown, it releases the lease where the commit has not.
 func (l *Locker) CommitAndRelease(ctx context.Context, c *pool.Conn, s *Lease) (done, unknown bool, err error) {
 	ctx = about(ctx, purpose.Fence, s)
-	s.setEnding(true)
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
 	outcome, err := l.commit(ctx, c, []*Lease{s}, l.cfg.Table.GiveProcedure(), func(left time.Duration, mark string) pool.Block {
 		return s.giveBlock(left, mark)
 	})
@@ -226,20 +215,12 @@ func (l *Locker) giveText() string {
 		"IF ROW_COUNT() = 1 THEN COMMIT; SET @mysqllock_done = ?; DO RELEASE_LOCK(" + lockname.Value + "); ELSE SELECT 0; END IF; END"
 }
 
-// setEnding says whether a commit is under way that releases the lease: meanwhile a
-// renewal that does not find it any more has nothing to tell.
-func (s *Lease) setEnding(is bool) {
-	s.mu.Lock()
-	s.ending = is
-	s.mu.Unlock()
-}
-
 // loseFound is lose for a renewal that has not found the lease, which runs within l.running.
 func (s *Lease) loseFound() {
 	s.mu.Lock()
 	ending := s.ending
 	s.mu.Unlock()
-	if ending {
+	if ending { // the commit has released it
 		return
 	}
 	why := &notOurs{other: errNotOurs}

@@ -18,10 +18,7 @@ import (
 )
 
 // Commit is Fence and COMMIT in one statement, so that a lock connection which vanishes between
-// the two leaves no row locked. ctx bounds the wait for the server's answer. done is false with
-// a nil error where the server has no way for that: then call Fence, and commit. If unknown is
-// true with an error, the transaction may be committed, as after any COMMIT; else it is not, and
-// must be rolled back.
+// the two leaves no row locked: see [strategy.Check]. ctx bounds the wait for the server's answer.
 //
 // The holder cannot look at its own clock between the two. The server's clock after the
 // wait for the row, the owner and the token say whether anybody else can have been
@@ -102,8 +99,7 @@ func fenceError(leases []*Lease, err error) error {
 	return terms.Failure("commit", strings.Join(keys, ", "), err)
 }
 
-// commitCall calls the procedure, which answers where it has not committed. The comment is
-// for those who look for a COMMIT in what the server is doing.
+// commitCall calls the procedure, which answers where it has not committed.
 func (l *Locker) commitCall(leases []*Lease, _ time.Duration, mark string) string {
 	rows := make([]string, len(leases))
 	for i, s := range leases {

@@ -502,9 +502,6 @@ func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) e
 	return nil
 }
 
-// Locker returns what the lease was taken by, which also fences it.
-func (s *Lease) Locker() *Locker { return s.l }
-
 // left is how long the lease still lasts for its holder if it is not renewed.
 func (s *Lease) left() time.Duration {
 	s.mu.Lock()

@@ -120,8 +120,11 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/batch"
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -235,4 +238,73 @@ func (l *Locker) Close() {
 		l.keepAlive.Forget(h.c)
 		h.c.Destroy() // and with it the wake-up locks
 	}
+}
+
+// Traits of leases, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
+
+// Take takes one lease, or one of a key's slots.
+func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
+	if r.Resources[0].Slots > 0 {
+		s, err := l.acquireSlot(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return []strategy.Grant{s}, nil
+	}
+	p := r.Resources[0]
+	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
+	ask.Begin = r.Begin
+	held, err := l.Acquire(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	return []strategy.Grant{held}, nil
+}
+
+// leaseOn asks for a lease on row, as the resource says.
+func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
+	return Request{
+		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
+		Lost: func(error) { lost() },
+	}
+}
+
+// Check leaves the check to the COMMIT itself.
+func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
+	var leases []*Lease
+	for _, h := range held {
+		switch h := h.(type) {
+		case *Lease:
+			leases = append(leases, h)
+		case *Slot:
+			leases = append(leases, h.Lease)
+		}
+	}
+	check := strategy.Check{
+		Commit:  func(ctx context.Context) (done, unknown bool, err error) { return l.Commit(ctx, c, leases) },
+		Fence:   func(ctx context.Context) error { return l.Fence(ctx, c.Conn, leases) },
+		Lasting: true,
+	}
+	if len(leases) == 1 && leases[0].txConn != nil && leases[0].txConn.Conn == c.Conn && l.begins() { // it was taken with BEGIN
+		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
+			return l.CommitAndRelease(ctx, c, leases[0])
+		}
+	}
+	return check, nil
+}
+
+// Holder asks the server who has the lease on key, without waiting for anybody. It returns
+// nil if nobody has it or this Locker has, or if the server does not answer before ctx ends.
+func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
+	c, err := l.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, l.holderSQL(key))
+	if err != nil || len(rows) == 0 || rows[0][0] == l.owner {
+		return nil
+	}
+	return keyrow.HolderOf(rows[0][0])
 }

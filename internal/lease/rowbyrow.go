@@ -69,13 +69,9 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) 
 		if len(rows) == 0 {
 			return false, keyrow.ErrNoRow
 		}
-		token, err := strconv.ParseUint(rows[0][0], 10, 64)
-		if err != nil {
-			return false, err
-		}
-		left, err := strconv.ParseInt(rows[0][1], 10, 64)
+		token, left, err := tokenAndLeft(rows[0][0], rows[0][1])
 		if err != nil || left > 0 {
-			a.left = time.Duration(left) * time.Microsecond
+			a.left = left
 			return false, err
 		}
 		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",

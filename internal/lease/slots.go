@@ -41,11 +41,11 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 	p := r.Resources[0]
 	a := &slotAttempt{
 		Attempt: strategy.Attempt{Key: p.Key, Wait: r.Wait, Waiting: r.Wants, Start: time.Now()},
-		Locker:  l, p: p, rows: p.SlotRows(), ctx: ctx,
+		Locker:  l, p: p, rows: p.SlotRows(), ctx: ctx, leave: func() {},
 	}
 	a.Once = true
 	defer a.Finish()
-	defer func() { a.done() }()
+	defer func() { a.leave() }()
 	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
 		return nil, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: err}
 	}
@@ -76,7 +76,7 @@ type slotAttempt struct {
 	ctx     context.Context
 	lost    func()
 	patient context.Context // of the wait, once it has begun
-	leave   func()
+	leave   func()          // ends it
 }
 
 // mayWait begins the wait, or goes on with it.
@@ -89,12 +89,6 @@ func (a *slotAttempt) mayWait() (err error) {
 		a.patient, a.leave = ctx, leave
 	}
 	return err
-}
-
-func (a *slotAttempt) done() {
-	if a.leave != nil {
-		a.leave()
-	}
 }
 
 // search takes the slot that somebody of this process has given back, or any one at

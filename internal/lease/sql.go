@@ -18,9 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// The texts below carry keys and owners as hexadecimal literals, so that each is
-// one round trip whatever the DSN, with nothing to quote. All time is the
-// server's, at the start of the statement.
+// All time in the texts below is the server's, at the start of the statement.
 
 // Setup is the statement that connections for [strategy.Config.Conns] begin with. The
 // server ends them, with the wake-up locks that they carry, when they have been silent
@@ -32,7 +30,7 @@ func Setup(ttl time.Duration) string {
 }
 
 // Plain is Setup in place of the settings of a server that has none.
-var Plain = fmt.Sprintf("autocommit = 0, transaction_timeout = %d", time.Duration(longestIdle*time.Second).Milliseconds())
+var Plain = fmt.Sprintf("autocommit = 0, transaction_timeout = %d", (longestIdle * time.Second).Milliseconds())
 
 // longestIdle is for how many seconds a transaction of inTxn may be idle, in which it has locked
 // the row of a key.
@@ -188,6 +186,16 @@ type answer struct {
 	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
 
 	yielded bool // it was left to a poller
+}
+
+// tokenAndLeft reads what a row says of its lease: the token, and the microseconds left.
+func tokenAndLeft(token, micros string) (uint64, time.Duration, error) {
+	n, err := strconv.ParseUint(token, 10, 64)
+	if err != nil {
+		return 0, 0, err
+	}
+	left, err := strconv.ParseInt(micros, 10, 64)
+	return n, time.Duration(left) * time.Microsecond, err
 }
 
 // late reports whether a lease of ttl would be over for its holder before it has begun.

@@ -81,15 +81,65 @@ func New(cfg strategy.Config) *Locker {
 	return &Locker{cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
+// Traits of versions, for those who choose among strategies.
+var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
+
+// Take remembers the versions of the resources, in one statement. Those that were given
+// are not read.
+func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
+	versions = make([]strategy.Grant, len(r.Resources))
+	ask := Request{Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin}
+	var at []int
+	for i, p := range r.Resources {
+		if p.Version != 0 {
+			versions[i] = l.Given(p.Row, p.Version)
+			continue
+		}
+		at = append(at, i)
+		ask.Keys = append(ask.Keys, p.Row)
+	}
+	if len(at) == 0 {
+		return versions, nil
+	}
+	remembered, err := l.Remember(ctx, r.Conn, ask)
+	if err != nil {
+		return nil, err
+	}
+	for i, v := range remembered {
+		versions[at[i]] = v
+	}
+	return versions, nil
+}
+
+// Check leaves it to the COMMIT itself to compare the versions with those that are, and to
+// set new ones, if anything may have been written.
+func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, wrote bool) (strategy.Check, error) {
+	if !wrote {
+		return strategy.Check{}, nil
+	}
+	versions := make([]*Version, len(held))
+	for i, h := range held {
+		versions[i] = h.(*Version)
+	}
+	return strategy.Check{
+		Commit: func(ctx context.Context) (done, unknown bool, err error) { return l.Commit(ctx, c, versions) },
+		Fence:  func(ctx context.Context) error { return l.Compare(ctx, c.Conn, versions) },
+	}, nil
+}
+
+// Holder returns nil: whoever remembers a version keeps nobody out.
+func (l *Locker) Holder(context.Context, string) *lockerr.Holder { return nil }
+
 // Version is a remembered version of a key.
 type Version struct {
+	l      *Locker
 	key    string
 	number uint64
 }
 
-// Given returns a version that came from outside the process, for example from a form
-// field. It reads nothing.
-func (l *Locker) Given(key string, number uint64) *Version { return &Version{key, number} }
+// Given returns a version that was read before, perhaps by another process: one from a form field,
+// for example. It reads nothing.
+func (l *Locker) Given(key string, number uint64) *Version { return &Version{l, key, number} }
 
 // Key returns the key.
 func (v *Version) Key() string { return v.key }
@@ -103,6 +153,39 @@ func (v *Version) Err() error { return nil }
 
 // Release returns nil: nothing is held.
 func (v *Version) Release() error { return nil }
+
+// Verify looks whether the node that conn leads to has applied the version: another node
+// may have told of it. On one server there is nothing to ask. The transaction shows what
+// it read here from then on, or what is newer.
+func (v *Version) Verify(ctx context.Context, conn driver.Conn) error {
+	if v.l.cfg.Info.Topology == "" {
+		return nil
+	}
+	rows, err := server.Query(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), conn, v.l.readSQL([]string{v.key}))
+	if err != nil {
+		return err
+	}
+	if len(rows) == 1 {
+		s, err := newState(rows[0], time.Now())
+		if err != nil || s.token >= v.number {
+			return err
+		}
+	}
+	return lockerr.With(lockerr.ErrConflict, errors.New("the node that this connection leads to does not show yet what was committed under the key; try again"))
+}
+
+// Next returns the version that a commit has set.
+func (v *Version) Next() strategy.Grant { return v.l.Given(v.key, v.number+1) }
+
+// Moved reads the version as it was last committed, on a connection of our own: the caller's
+// may show an older one.
+func (v *Version) Moved(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
+	defer cancel()
+	a := attempt{Locker: v.l, r: Request{Keys: []string{v.key}}}
+	rows, err := a.rows(ctx)
+	return err == nil && (len(rows) != 1 || rows[0][2] != strconv.FormatUint(v.number, 10)), err
+}
 
 // Request says which keys, and how long to wait for the end of a lease on one of them, or,
 // at the first use of a key, for the end of a row lock.
@@ -176,7 +259,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 		default:
 			versions := make([]*Version, len(states))
 			for i, s := range states {
-				versions[i] = &Version{s.key, s.token}
+				versions[i] = a.Given(s.key, s.token)
 			}
 			return versions, nil
 		}
@@ -311,10 +394,7 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 		err = f(c)
 		c.Release()
 	}
-	if errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error())
-	}
-	return err
+	return server.HideBadConn(err)
 }
 
 // prepareRow marks key's row as versioned, and removes an expired lease from it. After nil the
@@ -365,10 +445,8 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 }
 
 // Commit compares the versions, sets the next ones, and commits the transaction on c, in one
-// statement. It waits for no row, and for the server's answer as long as ctx goes on. done is
-// false with a nil error if the server has no way for that: then call Compare, and commit.
-// The errors are those of Compare. If unknown is true with one, the transaction may be
-// committed, as after any COMMIT; else it is not, and must be rolled back.
+// statement: see [strategy.Check]. It waits for no row, and for the server's answer as long as ctx
+// goes on. The errors are those of Compare.
 func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) (done, unknown bool, err error) {
 	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
 	versions = distinct(versions)
@@ -398,7 +476,7 @@ func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) 
 func distinct(versions []*Version) []*Version {
 	versions = slices.Clone(versions)
 	slices.SortFunc(versions, func(a, b *Version) int { return strings.Compare(a.key, b.key) })
-	return slices.CompactFunc(versions, func(a, b *Version) bool { return *a == *b })
+	return slices.CompactFunc(versions, func(a, b *Version) bool { return a.key == b.key && a.number == b.number })
 }
 
 // Compare compares the versions and sets the next ones, all or none, in the transaction

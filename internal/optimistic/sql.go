@@ -9,8 +9,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// The statements below have keys as hexadecimal literals: so each is one round trip
-// whatever the DSN says, and nothing needs quotes. All times are the server's.
+// All times in the statements below are the server's.
 
 // readUncommitted is the isolation level at which a plain read sees uncommitted rows.
 const readUncommitted = "READ-UNCOMMITTED"

@@ -31,9 +31,6 @@ type Wanted struct {
 // Wait knows only the callers of this process. The last of them to begin its wait sees
 // the deadlock, since all others are noted before.
 func (w *Wanted) Wait() (done func(), ok bool) {
-	if len(w.Holds) == 0 && len(w.Keys) < 2 {
-		return func() {}, true
-	}
 	graph.mu.Lock()
 	defer graph.mu.Unlock()
 	if w.deadlocked() {
@@ -108,10 +105,12 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 			continue
 		}
 		l := w.Queue.queues[e.name()]
-		alone := !e.Shared || !l.isShared()
-		for _, t := range l.inFront() {
-			if t != w.own && (alone || t.holder == nil) {
-				tickets = append(tickets, t)
+		alone := !e.Shared || l != nil && !l.isShared()
+		if l != nil {
+			for _, t := range l.front {
+				if t != w.own && (alone || t.holder == nil) {
+					tickets = append(tickets, t)
+				}
 			}
 		}
 		for _, t := range w.Queue.claims[e.Name] {
@@ -125,9 +124,6 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 
 // isShared reports whether all in the queue share the key.
 func (l *keyQueue) isShared() bool {
-	if l == nil {
-		return true
-	}
 	if !l.shared {
 		return false
 	}
@@ -137,13 +133,6 @@ func (l *keyQueue) isShared() bool {
 		}
 	}
 	return true
-}
-
-func (l *keyQueue) inFront() []*Ticket {
-	if l == nil {
-		return nil
-	}
-	return l.front
 }
 
 // Claim notes a holder that is not in front of the queues of keys: a transaction that
@@ -164,17 +153,4 @@ func (q *Queue) Claim(keys []Key) *Ticket {
 		q.claims[e.Name] = append(q.claims[e.Name], t)
 	}
 	return t
-}
-
-// disclaim ends Claim. The caller holds Queue.mu.
-func (t *Ticket) disclaim() {
-	for _, key := range t.claims {
-		left := slices.DeleteFunc(t.q.claims[key], func(other *Ticket) bool { return other == t })
-		if len(left) == 0 {
-			delete(t.q.claims, key)
-		} else {
-			t.q.claims[key] = left
-		}
-	}
-	t.claims = nil
 }

@@ -107,7 +107,7 @@ func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.H
 	defer q.mu.Unlock()
 	for _, e := range keys {
 		l := q.queues[e.name()]
-		if free := l == nil || l.free(e) || passing && l.passes(e); !free {
+		if free := l == nil || l.free(e) || passing && e.Shared && l.isShared(); !free {
 			holder, _ := l.holder()
 			return nil, holder, false
 		}
@@ -148,7 +148,7 @@ type Ends struct {
 func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
 	for i, e := range keys {
-		err := error(ErrDeadlock)
+		err := ErrDeadlock
 		if i == 0 || !stuck(ctx, t, i) {
 			err = q.enter(ctx, t, e, from, ends)
 		}
@@ -204,9 +204,6 @@ func (l *keyQueue) admits(e Key) bool {
 	}
 	return len(l.front) == 0 || e.Shared && l.shared && l.pending == 0
 }
-
-// passes reports whether all in the queue share the key, as e does.
-func (l *keyQueue) passes(e Key) bool { return e.Shared && l.isShared() }
 
 // held returns one of those in front that holds the key, or nil.
 func (l *keyQueue) held() *Ticket {
@@ -502,12 +499,9 @@ func (t *Ticket) SawOtherProcess() {
 func (t *Ticket) SeenOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	for _, p := range t.positions {
-		if !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.positions, func(p position) bool {
+		return !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants
+	})
 }
 
 // Leave lets the next in each queue come to the front. A nil ticket, and a
@@ -534,7 +528,13 @@ func (t *Ticket) leave() {
 		t.q.advance(l)
 	}
 	t.positions = nil
-	t.disclaim()
+	for _, key := range t.claims {
+		left := slices.DeleteFunc(t.q.claims[key], func(other *Ticket) bool { return other == t })
+		if t.q.claims[key] = left; len(left) == 0 {
+			delete(t.q.claims, key)
+		}
+	}
+	t.claims = nil
 }
 
 // Awaited reports whether a caller of this process waits for what the ticket holds. For a nil

@@ -2,9 +2,12 @@ package rowlock
 
 import (
 	"context"
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -35,10 +38,80 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 	}
 	h := &lockerr.Holder{User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}
 	h.ConnectionID, _ = strconv.ParseUint(rows[0][0], 10, 64)
-	if l.streams() && h.Host == "" { // the thread that applies the changes of another node
+	if l.streams && h.Host == "" { // the thread that applies the changes of another node
 		h = &lockerr.Holder{Program: "another node of the cluster"}
 	}
 	micros, _ := strconv.ParseInt(rows[0][4], 10, 64)
 	h.Since = time.Duration(micros) * time.Microsecond
 	return h
+}
+
+// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
+// the server does not tell. waiter is the id of a connection that waits for them, or 0.
+func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
+	if a.blind.Load() || !a.cfg.Info.AllHolders && waiter == 0 {
+		return nil
+	}
+	bound := terms.Calmly / 2
+	if deadline, ok := ctx.Deadline(); ok { // the other half is for the kill
+		bound = min(bound, time.Until(deadline)/2)
+	}
+	c, err := a.control(ctx, terms.Calmly)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
+}
+
+// holderSQL asks for the holder of one of the rows, for which the connection with the id
+// waiter waits: id, user, host, program, age in microseconds. Where the server does not
+// list all holders, it lists one only while a connection waits. The server ends the
+// statement after bound.
+func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
+	if !l.cfg.Info.AllHolders {
+		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d", waiter))
+	}
+	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
+}
+
+// awaitedSQL is holderSQL for whoever waits: the holder is one that waits for none of the
+// rows itself.
+func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
+	if !l.cfg.Info.AllHolders {
+		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
+			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
+	}
+	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.THREAD_ID = l.THREAD_ID"+
+		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
+}
+
+// blockerSQL asks MariaDB who keeps a transaction waiting.
+func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
+	return fmt.Sprintf(server.Bounded(bound)+
+		"b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
+		" FROM information_schema.INNODB_LOCK_WAITS w"+
+		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
+		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
+		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
+		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
+}
+
+// lockedBySQL asks MySQL which connection has locked one of the rows.
+func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
+	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+server.ProgramOf("t.PROCESSLIST_ID")+","+
+		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
+		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
+		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
+		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND %s LIMIT 1",
+		l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
+}
+
+// lockData are the primary keys of the rows, as servers show them with their locks.
+func (l *Locker) lockData(names []string) string {
+	var data []string
+	for _, name := range names {
+		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, name))
+	}
+	return strings.Join(data, ", ")
 }

@@ -103,7 +103,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -147,11 +146,15 @@ var terms = strategy.Terms{
 	Limits: strategy.Usual,
 }
 
+// Traits of row locks, for those who choose among strategies. [Locker.Begin] and
+// [Locker.Join] take them after BEGIN, and [Locker.Raise] comes before COMMIT.
+var Traits = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}
+
 // Locker acquires row locks on one server. It is safe for concurrent use.
 type Locker struct {
 	cfg     strategy.Config
 	fromRow string         // the part of a lock statement from FROM to the row's name
-	galera  bool           // locks hold on all nodes of a Galera cluster
+	streams bool           // locks hold on all nodes of a Galera cluster
 	blind   atomic.Bool    // the server does not show the holders of locks to this account
 	cleanup sync.WaitGroup // kills whose caller did not wait for them
 }
@@ -162,7 +165,7 @@ func New(cfg strategy.Config) *Locker {
 	l := &Locker{
 		cfg:     cfg,
 		fromRow: " FROM " + cfg.Table.String() + " WHERE " + schema.Row("", cfg.Namespace, ""),
-		galera:  cfg.Info.Streams() && !cfg.Unsafe,
+		streams: cfg.Info.Streams() && !cfg.Unsafe,
 	}
 	l.blind.Store(!cfg.Info.Holders)
 	return l
@@ -182,54 +185,6 @@ func (l *Locker) IdleLimit() int {
 		return 0
 	}
 	return limit
-}
-
-// limits reports whether MySQL's connection is to have a limit on its silence while the transaction
-// of the attempt is open: not where it has that always, nor where it would cost a statement. A
-// MySQL Router shares no connection that has user variables.
-func (a *attempt) limits() bool {
-	return !a.implicit && !a.cfg.Info.Router && a.calling() && a.cfg.Procedures.Has(a.cfg.Table.CommitIfProcedure())
-}
-
-// calling reports whether the transaction can begin by the procedure. Options that this does not
-// know are left to the base driver.
-func (a *attempt) calling() bool {
-	_, known := schema.Levels[a.opts.Isolation]
-	return known && (!a.implicit || a.opts == (driver.TxOptions{})) && !a.cfg.Info.Blocks && a.cfg.Procedures.Has(a.cfg.Table.LockProcedure())
-}
-
-// begun returns the transaction that the procedure is about to begin. If the connection has a
-// limit of silence then, the end of the transaction takes it off.
-func (a *attempt) begun(ctx context.Context) *pool.Txn {
-	if !a.limits() {
-		return a.c.Begun(ctx)
-	}
-	return a.c.BegunLimited(ctx, a.end)
-}
-
-// end ends a transaction on c, and takes off the limit that c has for it. If only the second
-// fails, it closes c.
-func (l *Locker) end(ctx context.Context, c *pool.Conn, text string) error {
-	mark := ""
-	if text == "COMMIT" {
-		mark = pool.NewMark()
-	}
-	ends := l.cfg.Table.CommitIfProcedure()
-	if l.cfg.Procedures.Has(ends) {
-		err := server.Exec(ctx, c.Conn, fmt.Sprintf("CALL %s(TRUE, %s, NULL, NULL) /* %s */", ends, schema.Name(mark), text))
-		outcome, err := server.OutcomeOf(ctx, c.Conn, mark, err)
-		if outcome != server.NoWay {
-			return err
-		}
-		l.cfg.Procedures.Set(ends, false)
-	}
-	if err := server.Exec(ctx, c.Conn, text); err != nil {
-		return err
-	}
-	if server.Exec(ctx, c.Conn, "SET "+schema.Unlimited) != nil {
-		_ = c.Close()
-	}
-	return nil
 }
 
 // Key is one of the keys of a request: the name of its row, and whether to lock it shared.
@@ -309,27 +264,6 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil
 }
 
-// Join locks further keys in the transaction that is open on c. After an error, alive
-// reports that the transaction goes on as if Join had not been called; if it is false, the
-// transaction must be rolled back.
-func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
-	ctx = r.taking(ctx)
-	a := l.attempt(r)
-	defer a.Finish()
-	a.c, a.late = c, true
-	if l.cfg.Info.Router {
-		c.Moved()
-	}
-	if alive, err = a.join(ctx); err != nil {
-		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
-		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
-			err = lockerr.With(lockerr.ErrLost, err)
-		}
-		return Locked{}, alive, a.explain(ctx, err)
-	}
-	return a.locked, true, nil
-}
-
 // attempt is one call of Begin or Join.
 type attempt struct {
 	strategy.Attempt
@@ -388,14 +322,17 @@ func (a *attempt) allowed() error {
 			return err
 		}
 	}
-	if err := a.levelAllowed(); err != nil {
-		return err
+	// A transaction that keeps a snapshot is to have one that is not older than its lock.
+	level := sql.IsolationLevel(a.opts.Isolation)
+	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
 	}
 	var kind string
 	switch {
-	case topology == "" || a.cfg.Unsafe || a.streams() && !shared:
+	case topology == "" || a.cfg.Unsafe || a.streams && !shared:
 		return nil
-	case a.streams():
+	case a.streams:
 		kind = "shared row locks"
 	default:
 		kind = "row locks"
@@ -404,22 +341,9 @@ func (a *attempt) allowed() error {
 		"%s do not exclude on %s, whose other nodes do not see them; use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
 
-// levelAllowed refuses a transaction that is to keep a snapshot which is older than its lock.
-func (a *attempt) levelAllowed() error {
-	level := sql.IsolationLevel(a.opts.Isolation)
-	if !a.cfg.Info.EarlySnapshot || level == sql.LevelDefault || level == sql.LevelReadCommitted {
-		return nil
-	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
-}
-
-// streams reports whether locks hold on all nodes of a Galera cluster.
-func (l *Locker) streams() bool { return l.galera }
-
 // outrun reports that a lock was refused because another node was quicker. The transaction
 // is rolled back then.
-func (l *Locker) outrun(err error) bool { return l.streams() && server.Deadlock(err) }
+func (l *Locker) outrun(err error) bool { return l.streams && server.Deadlock(err) }
 
 // taken reports that a lock was refused because another holder has it.
 func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
@@ -542,34 +466,19 @@ func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	return lockerr.ErrLocked
 }
 
-// rest waits for a while: until others may have gone on, or until a change of another node
-// may have arrived here.
-func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
-	a.Heard.Store(true)
-	ctx, done, err := a.Patient(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	strategy.Sleep(ctx, atMost/2+rand.N(atMost/2))
-	return context.Cause(ctx)
-}
-
-// await waits until a lease may have been released. Then it is the attempt's turn, until
-// EndTurn.
-func (a *attempt) await(ctx context.Context, lease *strategy.Leased) error {
-	if err := a.mayBlock(ctx); err != nil {
-		return err
-	}
-	return a.AwaitLease(ctx, &a.cfg, lease)
-}
-
-// try begins a transaction and locks with NOWAIT.
+// try begins a transaction and locks with NOWAIT: by a prepared statement, or together with BEGIN,
+// or else in a statement of its own.
 func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 	ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
 	defer cancel()
-	if err := a.lockPrepared(ctx); !errors.Is(err, pool.ErrUnprepared) {
-		return a.opened(a.c.Begun(ctx), err)
+	if text, args, quiet := a.preparedSQL(); text != "" {
+		rows, err := a.c.QueryPrepared(ctx, text, args...)
+		if a.Heard.From(err); err == nil {
+			err = a.granted(rows, quiet)
+		}
+		if !errors.Is(err, pool.ErrUnprepared) {
+			return a.opened(a.c.Begun(ctx), err)
+		}
 	}
 	txn := a.begun(ctx)
 	if text, quiet := a.beginSQL(txn.Limited()); text != "" {
@@ -588,56 +497,6 @@ func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
 		return nil, err
 	}
 	return a.opened(txn, a.lock(ctx, a.trySQL(), false))
-}
-
-// mayBlock has the caller's connection be one on which it may wait. Until then its request
-// could not block, so that it had any connection.
-func (a *attempt) mayBlock(ctx context.Context) (err error) {
-	if a.r.Block == nil {
-		return nil
-	}
-	asked := time.Now()
-	a.c, err = a.r.Block(ctx)
-	a.Wait += time.Since(asked) // that was a wait for a connection, not for the lock
-	if err == nil && a.cfg.Info.Router {
-		a.c.Moved()
-	}
-	return err
-}
-
-// wait begins a transaction and waits in the server.
-func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
-	if err := a.mayBlock(ctx); err != nil {
-		return nil, err
-	}
-	if _, err := a.c.ID(ctx); err != nil {
-		return nil, err
-	}
-	ctx, done, err := a.Patient(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	for {
-		called := a.calls(ctx)
-		txn, err := a.open(ctx)
-		if err != nil {
-			return nil, because(ctx, err)
-		}
-		lift := func(err error) error { return err }
-		if !called && a.cfg.Info.IdleTransactions == "" && !a.cfg.Info.Router && len(a.r.Slots) == 0 {
-			lift, err = a.limitIdleness(ctx)
-		}
-		if err == nil {
-			err = lift(a.block(ctx))
-		} else {
-			err = because(ctx, err)
-		}
-		txn, err = a.opened(txn, err)
-		if !called || !a.refusesCall(err) {
-			return txn, err
-		}
-	}
 }
 
 // open begins a transaction, with a limit on its idleness.
@@ -672,6 +531,54 @@ func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
 	return a.c.Begin(ctx, a.opts)
 }
 
+// limits reports whether MySQL's connection is to have a limit on its silence while the transaction
+// of the attempt is open: not where it has that always, nor where it would cost a statement. A
+// MySQL Router shares no connection that has user variables.
+func (a *attempt) limits() bool {
+	return !a.implicit && !a.cfg.Info.Router && a.calling() && a.cfg.Procedures.Has(a.cfg.Table.CommitIfProcedure())
+}
+
+// calling reports whether the transaction can begin by the procedure. Options that this does not
+// know are left to the base driver.
+func (a *attempt) calling() bool {
+	_, known := schema.Levels[a.opts.Isolation]
+	return known && (!a.implicit || a.opts == (driver.TxOptions{})) && !a.cfg.Info.Blocks && a.cfg.Procedures.Has(a.cfg.Table.LockProcedure())
+}
+
+// begun returns the transaction that the procedure is about to begin. If the connection has a
+// limit of silence then, the end of the transaction takes it off.
+func (a *attempt) begun(ctx context.Context) *pool.Txn {
+	if !a.limits() {
+		return a.c.Begun(ctx)
+	}
+	return a.c.BegunLimited(ctx, a.end)
+}
+
+// end ends a transaction on c, and takes off the limit that c has for it. If only the second
+// fails, it closes c.
+func (l *Locker) end(ctx context.Context, c *pool.Conn, text string) error {
+	mark := ""
+	if text == "COMMIT" {
+		mark = pool.NewMark()
+	}
+	ends := l.cfg.Table.CommitIfProcedure()
+	if l.cfg.Procedures.Has(ends) {
+		err := server.Exec(ctx, c.Conn, fmt.Sprintf("CALL %s(TRUE, %s, NULL, NULL) /* %s */", ends, schema.Name(mark), text))
+		outcome, err := server.OutcomeOf(ctx, c.Conn, mark, err)
+		if outcome != server.NoWay {
+			return err
+		}
+		l.cfg.Procedures.Set(ends, false)
+	}
+	if err := server.Exec(ctx, c.Conn, text); err != nil {
+		return err
+	}
+	if server.Exec(ctx, c.Conn, "SET "+schema.Unlimited) != nil {
+		_ = c.Close()
+	}
+	return nil
+}
+
 // opened rolls the transaction back if its lock was not granted: a failed lock statement
 // may have locked some of its rows.
 func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
@@ -682,107 +589,6 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 		a.c.Taint() // the transaction may still be open
 	}
 	return nil, err
-}
-
-func (a *attempt) join(ctx context.Context) (alive bool, err error) {
-	if err := a.allowed(); err != nil {
-		return true, err
-	}
-	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
-		return true, err
-	}
-	if len(a.r.Slots) > 0 {
-		return a.joinSlot(ctx)
-	}
-	a.Once = true
-	if err := a.unleased(ctx); err != nil {
-		return true, err
-	}
-	// A failed statement for one key has locked nothing; of several keys, some may be locked.
-	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
-	try := func() error {
-		ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
-		defer cancel()
-		return a.lock(ctx, a.trySQL(), false)
-	}
-	err = a.clear(ctx, try(), try)
-	a.EndTurn()
-	if errors.Is(err, keyrow.ErrNoRow) {
-		a.cfg.Rows.Forget(a.names)
-	}
-	if err == nil || !server.Locked(err) {
-		return false, err
-	}
-	if a.Wait == 0 {
-		if refused := a.refuse(ctx, a.c.KnownID()); refused != nil {
-			return intact(err), refused
-		}
-	}
-	if a.cfg.Info.EndsTransaction(err) {
-		return false, lockerr.ErrLocked
-	}
-	if _, err := a.c.ID(ctx); err != nil {
-		return false, err
-	}
-	return a.waitToJoin(ctx, try)
-}
-
-// waitToJoin is join for keys that are locked: it waits for them in the server. try tries
-// once with NOWAIT.
-func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool, err error) {
-	for {
-		wctx, done, err := a.Patient(ctx)
-		if err != nil {
-			return len(a.r.Keys) == 1 && !a.streams(), err
-		}
-		err = a.clear(wctx, a.block(wctx), try)
-		done()
-		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams(), err
-		}
-	}
-}
-
-// unleased waits until no key has a live lease, of those that ever had one: the open
-// transaction could not unlock such a row again. It reads on another connection, since a
-// plain read in the transaction could open its snapshot. After that it may be the
-// attempt's turn, until endTurn.
-func (a *attempt) unleased(ctx context.Context) error {
-	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
-	if len(names) == 0 {
-		return nil
-	}
-	for {
-		lease, err := a.look(ctx, names)
-		if errors.Is(err, errLeaving) && a.Wait > 0 {
-			if err := a.rest(ctx, slice/5); err != nil {
-				return err
-			}
-			continue
-		}
-		blind := err != nil && ctx.Err() == nil && !errors.Is(err, errLeaving) // the lock statement checks again
-		if blind || err == nil && lease == nil {
-			return nil
-		}
-		a.EndTurn()
-		if err != nil {
-			return err
-		}
-		if a.Wait == 0 {
-			return lease
-		}
-		if err = a.await(ctx, lease); err != nil {
-			return err
-		}
-		a.keep(ctx)
-	}
-}
-
-// keep keeps the transaction alive, which is idle during a wait for a lease.
-func (a *attempt) keep(ctx context.Context) {
-	if a.c.Silence() > a.cfg.TTL/4 {
-		_ = a.c.Ping(ctx) // a lost connection shows at its next statement
-	}
 }
 
 // look returns a live lease on one of names, or nil. It removes expired leases from their
@@ -822,36 +628,6 @@ func leaving(err error) error {
 	return err
 }
 
-// clear is for a lock statement that has ended with err, in a transaction that goes on. If
-// it has found an expired lease, clear removes the lease from the row, which only this
-// transaction has locked by now, and tries again. A shared lock becomes exclusive for that.
-func (a *attempt) clear(ctx context.Context, err error, try func() error) error {
-	for {
-		var found *strategy.Leased
-		if !errors.As(err, &found) {
-			return err
-		}
-		rows, failed := a.ask(ctx, a.readSQL([]string{found.Key}))
-		if failed != nil {
-			return failed
-		}
-		if len(rows) == 1 {
-			if lease, err := live(rows[0]); err != nil {
-				return err
-			} else if lease.Remaining > 0 {
-				return lease
-			}
-		}
-		if sabotage.KeepLapsed.Load() {
-			return nil
-		}
-		if err := server.Exec(ctx, a.c.Conn, a.clearSQL(found)); err != nil {
-			return leaving(err)
-		}
-		err = try()
-	}
-}
-
 // ask runs a plain read on a control connection.
 func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
@@ -868,10 +644,7 @@ func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
 		return err
 	}
 	defer c.Release()
-	if err = because(ctx, f(c)); errors.Is(err, driver.ErrBadConn) {
-		err = errors.New(err.Error()) // it is not the caller's connection
-	}
-	return err
+	return server.HideBadConn(because(ctx, f(c))) // it is not the caller's connection
 }
 
 // because returns why ctx has ended, in place of the failure of a statement that ended with
@@ -905,21 +678,6 @@ func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	if server.Number(err) != 0 {
 		a.c.Touch() // it has waited, and the transaction may go on
 	}
-	if err != nil {
-		return err
-	}
-	return a.granted(rows, quiet)
-}
-
-// lockPrepared is lock for a prepared statement, which also begins the transaction unless
-// any statement does. It returns pool.ErrUnprepared if there is no prepared statement.
-func (a *attempt) lockPrepared(ctx context.Context) error {
-	text, args, quiet := a.preparedSQL()
-	if text == "" {
-		return pool.ErrUnprepared
-	}
-	rows, err := a.c.QueryPrepared(ctx, text, args...)
-	a.Heard.From(err)
 	if err != nil {
 		return err
 	}
@@ -977,82 +735,6 @@ func live(row []string) (*strategy.Leased, error) {
 		return nil, errForm
 	}
 	return &strategy.Leased{Key: row[0], Token: row[2], Owner: row[3], Remaining: time.Duration(micros) * time.Microsecond}, nil
-}
-
-// block waits in the server until the keys are locked, or until ctx ends.
-func (a *attempt) block(ctx context.Context) error {
-	err := a.queueUp(ctx)
-	if err != nil || !a.streams() {
-		return err
-	}
-	if err = a.lock(ctx, a.trySQL(), false); err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return err
-}
-
-// queueUp runs the waiting lock statement until it is answered or ctx ends. At the end of
-// ctx it kills the statement on the server, so that it cannot be granted the lock later.
-func (a *attempt) queueUp(ctx context.Context) error {
-	deadline, _ := ctx.Deadline()
-	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
-	if len(a.r.Slots) > 0 {
-		bound = slice
-	}
-	if t := a.cfg.ReadTimeout; t > 0 {
-		bound = min(bound, t/2)
-	}
-	w := strategy.Waiter{
-		Limits: terms.Limits, Conn: a.c, Mark: pool.NewMark(), Freed: a.Ticket.Freed(),
-		Stops: func(ctx context.Context) { a.HeldBy = a.askHolder(ctx, a.c.KnownID()) },
-	}
-	if a.cfg.Info.Kills {
-		w.Control = a.cfg.Control
-	} else if a.late { // it holds something already
-		w.Ends = wholeSecond + slack
-	}
-	texts := a.waitSQL(ctx, bound, w.Mark)
-	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return a.lockInTurn(own, texts) })
-	if !stopped {
-		return err
-	}
-	if !usable && a.cfg.Info.Kills {
-		a.cleanup.Go(func() {
-			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
-			defer cancel()
-			a.cfg.Control.EndQuery(kctx, w.Mark) // the server's own limit ends it, too
-		})
-	}
-	cause := context.Cause(ctx)
-	if cause == nil {
-		cause = queue.ErrFreed
-	}
-	switch {
-	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
-		return nil // granted at the last moment, and the caller is still there
-	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
-		return cause
-	default:
-		return err
-	}
-}
-
-// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
-// the server does not tell. waiter is the id of a connection that waits for them, or 0.
-func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
-	if a.blind.Load() || !a.cfg.Info.AllHolders && waiter == 0 {
-		return nil
-	}
-	bound := terms.Calmly / 2
-	if deadline, ok := ctx.Deadline(); ok { // the other half is for the kill
-		bound = min(bound, time.Until(deadline)/2)
-	}
-	c, err := a.control(ctx, terms.Calmly)
-	if err != nil {
-		return nil
-	}
-	defer c.Release()
-	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
 }
 
 // explain turns a failure into the error that callers see.

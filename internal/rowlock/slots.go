@@ -99,7 +99,7 @@ func (j *slotJoined) wait(ctx context.Context) error {
 	defer done()
 	err = j.clear(ctx, j.block(ctx), j.lockNow(ctx))
 	// The server's own limit leaves the transaction as it is; on Galera a KILL ends it.
-	j.alive = server.Interrupted(err) && !j.cfg.Info.EndsTransaction(err) || errors.Is(err, strategy.ErrWaitOver) && !j.cfg.Info.RollbackOnTimeout && !j.streams()
+	j.alive = server.Interrupted(err) && !j.cfg.Info.EndsTransaction(err) || errors.Is(err, strategy.ErrWaitOver) && !j.cfg.Info.RollbackOnTimeout && !j.streams
 	return err
 }
 

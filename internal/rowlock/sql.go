@@ -14,11 +14,10 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// The statements below have keys as hexadecimal literals: so each is one round trip
-// whatever the DSN says, and nothing needs quotes. Every lock statement returns one row
-// for each key, in the order of the keys, with the connection's id and the key's lease. If
-// a row is missing, its key is not locked. Only the statements of beginSQL, which exist
-// for speed, may have no answer at all if a row has nothing to tell.
+// Every lock statement below returns one row for each key, in the order of the keys, with the
+// connection's id and the key's lease. If a row is missing, its key is not locked. Only the
+// statements of beginSQL, which exist for speed, may have no answer at all if a row has nothing
+// to tell.
 
 // leaseColumns are the remaining time of the lease, the token, and the owner. They are for
 // control connections. The application may have set the clock of its session, so a lock
@@ -91,7 +90,7 @@ func (a *attempt) freeSQL(slots []int) string {
 
 // trySQL locks the keys in the open transaction or fails at once.
 func (a *attempt) trySQL() string {
-	if a.streams() {
+	if a.streams {
 		return "BEGIN NOT ATOMIC " + a.nowSQL() + "; END"
 	}
 	return a.settings("") + a.selects(a.keys, server.Untimed, " NOWAIT")
@@ -122,7 +121,7 @@ const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 func (a *attempt) nowSQL() string {
 	var b strings.Builder
 	for _, key := range a.keys {
-		if a.streams() {
+		if a.streams {
 			fmt.Fprintf(&b, "SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR UPDATE %s"+
 				" SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE %s AND owner IS NULL; ",
 				a.cfg.Table, schema.Row("", a.cfg.Namespace, schema.Literal(key.Name)))
@@ -184,7 +183,7 @@ func (l *Locker) startSQL() string {
 // none. MySQL's procedure gains nothing by being prepared, and it rolls back at once if it
 // finds a lease, so keys that ever had a lease use the procedure.
 func (a *attempt) preparedSQL() (text string, args []driver.Value, quiet bool) {
-	if len(a.keys) != 1 || a.streams() || a.opts != (driver.TxOptions{}) {
+	if len(a.keys) != 1 || a.streams || a.opts != (driver.TxOptions{}) {
 		return "", nil, false
 	}
 	key := a.keys[0]
@@ -226,56 +225,4 @@ func (l *Locker) readSQL(names []string) string {
 // from is the part of a statement from FROM on, for these rows.
 func (l *Locker) from(names []string) string {
 	return " FROM " + l.cfg.Table.String() + " WHERE " + schema.Rows(l.cfg.Namespace, names)
-}
-
-// holderSQL asks for the holder of one of the rows, for which the connection with the id
-// waiter waits: id, user, host, program, age in microseconds. Where the server does not
-// list all holders, it lists one only while a connection waits. The server ends the
-// statement after bound.
-func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
-	if !l.cfg.Info.AllHolders {
-		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d", waiter))
-	}
-	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
-}
-
-// awaitedSQL is holderSQL for whoever waits: the holder is one that waits for none of the
-// rows itself.
-func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
-	if !l.cfg.Info.AllHolders {
-		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
-			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
-	}
-	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.THREAD_ID = l.THREAD_ID"+
-		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
-}
-
-// blockerSQL asks MariaDB who keeps a transaction waiting.
-func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
-	return fmt.Sprintf(server.Bounded(bound)+
-		"b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
-		" FROM information_schema.INNODB_LOCK_WAITS w"+
-		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
-		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
-		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
-		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
-}
-
-// lockedBySQL asks MySQL which connection has locked one of the rows.
-func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
-	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+server.ProgramOf("t.PROCESSLIST_ID")+","+
-		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
-		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
-		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
-		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND %s LIMIT 1",
-		l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
-}
-
-// lockData are the primary keys of the rows, as servers show them with their locks.
-func (l *Locker) lockData(names []string) string {
-	var data []string
-	for _, name := range names {
-		data = append(data, fmt.Sprintf("'0x%X, 0x%X'", l.cfg.Namespace, name))
-	}
-	return strings.Join(data, ", ")
 }

@@ -30,9 +30,8 @@ func (l *Locker) Raise(ctx context.Context, conn driver.Conn, keys []string) err
 	return nil
 }
 
-// RaiseAndCommit is Raise and COMMIT in one statement, which gives the locks back. done is false
-// with a nil error if the server has no way for that. If unknown is true with an error, the
-// transaction may be committed, as after any COMMIT; else it is not, and must be rolled back.
+// RaiseAndCommit is Raise and COMMIT in one statement, which gives the locks back. What it returns
+// means what it does in Check of package strategy.
 func (l *Locker) RaiseAndCommit(ctx context.Context, c *pool.Conn, keys []string) (done, unknown bool, err error) {
 	ctx = purpose.Named(ctx, purpose.End, hint.StrategyRow, keys...)
 	limit, cancel := context.WithTimeout(ctx, provideLimit)

@@ -5,13 +5,146 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/pool"
 )
+
+// mayBlock has the caller's connection be one on which it may wait. Until then its request
+// could not block, so that it had any connection.
+func (a *attempt) mayBlock(ctx context.Context) (err error) {
+	if a.r.Block == nil {
+		return nil
+	}
+	asked := time.Now()
+	a.c, err = a.r.Block(ctx)
+	a.Wait += time.Since(asked) // that was a wait for a connection, not for the lock
+	if err == nil && a.cfg.Info.Router {
+		a.c.Moved()
+	}
+	return err
+}
+
+// rest waits for a while: until others may have gone on, or until a change of another node
+// may have arrived here.
+func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
+	a.Heard.Store(true)
+	ctx, done, err := a.Patient(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	strategy.Sleep(ctx, atMost/2+rand.N(atMost/2))
+	return context.Cause(ctx)
+}
+
+// await waits until a lease may have been released. Then it is the attempt's turn, until
+// EndTurn.
+func (a *attempt) await(ctx context.Context, lease *strategy.Leased) error {
+	if err := a.mayBlock(ctx); err != nil {
+		return err
+	}
+	return a.AwaitLease(ctx, &a.cfg, lease)
+}
+
+// wait begins a transaction and waits in the server.
+func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
+	if err := a.mayBlock(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := a.c.ID(ctx); err != nil {
+		return nil, err
+	}
+	ctx, done, err := a.Patient(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	for {
+		called := a.calls(ctx)
+		txn, err := a.open(ctx)
+		if err != nil {
+			return nil, because(ctx, err)
+		}
+		lift := func(err error) error { return err }
+		if !called && a.cfg.Info.IdleTransactions == "" && !a.cfg.Info.Router && len(a.r.Slots) == 0 {
+			lift, err = a.limitIdleness(ctx)
+		}
+		if err == nil {
+			err = lift(a.block(ctx))
+		} else {
+			err = because(ctx, err)
+		}
+		txn, err = a.opened(txn, err)
+		if !called || !a.refusesCall(err) {
+			return txn, err
+		}
+	}
+}
+
+// block waits in the server until the keys are locked, or until ctx ends.
+func (a *attempt) block(ctx context.Context) error {
+	err := a.queueUp(ctx)
+	if err != nil || !a.streams {
+		return err
+	}
+	if err = a.lock(ctx, a.trySQL(), false); err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// queueUp runs the waiting lock statement until it is answered or ctx ends. At the end of
+// ctx it kills the statement on the server, so that it cannot be granted the lock later.
+func (a *attempt) queueUp(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
+	if len(a.r.Slots) > 0 {
+		bound = slice
+	}
+	if t := a.cfg.ReadTimeout; t > 0 {
+		bound = min(bound, t/2)
+	}
+	w := strategy.Waiter{
+		Limits: terms.Limits, Conn: a.c, Mark: pool.NewMark(), Freed: a.Ticket.Freed(),
+		Stops: func(ctx context.Context) { a.HeldBy = a.askHolder(ctx, a.c.KnownID()) },
+	}
+	if a.cfg.Info.Kills {
+		w.Control = a.cfg.Control
+	} else if a.late { // it holds something already
+		w.Ends = wholeSecond + slack
+	}
+	texts := a.waitSQL(ctx, bound, w.Mark)
+	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return a.lockInTurn(own, texts) })
+	if !stopped {
+		return err
+	}
+	if !usable && a.cfg.Info.Kills {
+		a.cleanup.Go(func() {
+			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
+			defer cancel()
+			a.cfg.Control.EndQuery(kctx, w.Mark) // the server's own limit ends it, too
+		})
+	}
+	cause := context.Cause(ctx)
+	if cause == nil {
+		cause = queue.ErrFreed
+	}
+	switch {
+	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
+		return nil // granted at the last moment, and the caller is still there
+	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
+		return cause
+	default:
+		return err
+	}
+}
 
 // A waiter may be granted a row that has got a lease meanwhile. If its host stands still or
 // is cut off, it cannot unlock the row, and the lease could not be renewed. So the server

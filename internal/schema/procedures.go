@@ -13,7 +13,8 @@ import (
 )
 
 // A Procedure does on MySQL, in one round trip, what is several statements. MariaDB needs
-// none: it runs the same as an anonymous block. It has the rights of its caller.
+// none: it runs the same as an anonymous block. It has the rights of its caller. A comment behind a
+// CALL is for those who look for a COMMIT, or a lock, in what the server is doing.
 type Procedure struct {
 	table  Table
 	number int    // in a Registry
@@ -37,10 +38,8 @@ func (t Table) Procedures() []Procedure {
 	}
 }
 
-func (p Procedure) name() string { return p.table.name + p.suffix }
-
 // String returns the quoted name, for SQL text.
-func (p Procedure) String() string { return p.table.quoted(p.name()) }
+func (p Procedure) String() string { return p.table.quoted(p.table.name + p.suffix) }
 
 // DDL is the statement that makes the procedure.
 func (p Procedure) DDL() string {
@@ -129,7 +128,7 @@ func (p Procedure) lack(ctx context.Context, conn driver.Conn, auto bool) (Lack,
 // find asks whether the procedure is ours; the answer is empty if there is none.
 func (p Procedure) find() string {
 	return "SELECT ROUTINE_COMMENT = '" + ours + "' FROM information_schema.ROUTINES WHERE ROUTINE_TYPE = 'PROCEDURE' AND " +
-		p.table.where("ROUTINE_SCHEMA", "ROUTINE_NAME", p.name())
+		p.table.where("ROUTINE_SCHEMA", "ROUTINE_NAME", p.table.name+p.suffix)
 }
 
 // make makes the procedure with auto, as Provide does.

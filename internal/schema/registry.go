@@ -47,22 +47,12 @@ func NewRegistry(info server.Info, auto bool, lend func(context.Context) (conn d
 
 // Has reports whether all of them can be called, as far as is known.
 func (r *Registry) Has(all ...Procedure) bool {
-	for _, p := range all {
-		if r.states[p.number].Load() != callable {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(all, func(p Procedure) bool { return r.states[p.number].Load() != callable })
 }
 
 // Looked reports whether it is known of each of them whether it can be called.
 func (r *Registry) Looked(all ...Procedure) bool {
-	for _, p := range all {
-		if r.states[p.number].Load() == unknown {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(all, func(p Procedure) bool { return r.states[p.number].Load() == unknown })
 }
 
 // Set notes whether p can be called. It reports whether that is new.

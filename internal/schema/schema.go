@@ -199,7 +199,8 @@ func List(lines [][]string, columns ...string) string {
 	return b.String() + ") d"
 }
 
-// Literal returns b as a hexadecimal literal, which needs no quotes and compares as bytes.
+// Literal returns b as a hexadecimal literal, which needs no quotes and compares as bytes. A text
+// that has its values so is one round trip, whatever the DSN says.
 func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'" }
 
 // Name returns a name that the driver has made up, which needs no escaping, in quotes; NULL

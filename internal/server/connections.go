@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // Connections are the connections of the server that the account may see, with what they run, for
@@ -51,4 +53,20 @@ func QueryConnections(ctx context.Context, conn driver.Conn, text string) ([][]s
 		lines = append(lines, line+")")
 	}
 	return Query(ctx, conn, strings.ReplaceAll(text, Connections, "(VALUES "+strings.Join(lines, ", ")+") p ("+listed+")"))
+}
+
+// Waits says, for a comment in a statement that waits, for how long its caller has waited when
+// the statement is sent. With the age of the statement, which the server tells, that is since
+// when the caller waits, whatever the clocks of both hosts say.
+func Waits(since time.Time) string {
+	return fmt.Sprintf("waits %d ms", time.Since(since).Milliseconds())
+}
+
+// ReadWaits reads from a statement's text what Waits has said. ok is false if that says nothing.
+func ReadWaits(text string) (d time.Duration, ok bool) {
+	_, text, _ = strings.Cut(text, "/* mysqllock ")
+	text, _, whole := strings.Cut(text, " ms */")
+	_, number, said := strings.Cut(" "+text, " waits ")
+	n, err := strconv.ParseUint(number, 10, 40)
+	return time.Duration(n) * time.Millisecond, whole && said && err == nil
 }

@@ -38,11 +38,7 @@ func Locked(err error) bool {
 // Interrupted reports whether a waiting lock statement was ended by its own time limit (3024
 // on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by innodb_lock_wait_timeout (1205).
 func Interrupted(err error) bool {
-	switch Number(err) {
-	case 3024, 1969, 1317, 1205:
-		return !Ended(err)
-	}
-	return false
+	return slices.Contains([]uint16{3024, 1969, 1317, 1205}, Number(err)) && !Ended(err)
 }
 
 // closed is what vttablet and vtgate say of a transaction that they have ended, with the number of KILL
@@ -131,11 +127,7 @@ func NoSavepoint(err error) bool { return Number(err) == 1305 }
 // 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction), 1047 (a node of
 // Galera without the others).
 func Refused(err error) bool {
-	switch Number(err) {
-	case 1290, 1836, 1036, 1015, 1792, 1047:
-		return true
-	}
-	return false
+	return slices.Contains([]uint16{1290, 1836, 1036, 1015, 1792, 1047}, Number(err))
 }
 
 // Undecided reports that a node of a cluster cannot tell whether the others have
@@ -148,11 +140,7 @@ func Undecided(err error) bool {
 // Denied reports a missing privilege: for a database, a table, a column, a
 // routine, or a global one.
 func Denied(err error) bool {
-	switch Number(err) {
-	case 1044, 1142, 1143, 1227, 1370, 1419:
-		return true
-	}
-	return false
+	return slices.Contains([]uint16{1044, 1142, 1143, 1227, 1370, 1419}, Number(err))
 }
 
 // Shared reports that MySQL Router refuses what depends on the statement before it, since
@@ -172,32 +160,18 @@ func Unparsed(err error) bool { return Number(err) == 1064 }
 // 1049), a feature (1235); or that it says no more than that it failed (1105), as engines
 // other than MySQL do.
 func lacks(err error) bool {
-	switch Number(err) {
-	case 1064, 1193, 1054, 1305, 1146, 1109, 1049, 1235, 1105:
-		return true
-	}
-	return false
+	return slices.Contains([]uint16{1064, 1193, 1054, 1305, 1146, 1109, 1049, 1235, 1105}, Number(err))
 }
 
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
-func Full(err error) bool {
-	switch Number(err) {
-	case 1040, 1203, 1226:
-		return true
-	}
-	return false
-}
+func Full(err error) bool { return slices.Contains([]uint16{1040, 1203, 1226}, Number(err)) }
 
 // Missing reports that a table (1146), a routine (1305) or a database (1049)
 // does not exist, that a routine takes other arguments (1318), or that its
 // definer is gone (1449).
 func Missing(err error) bool {
-	switch Number(err) {
-	case 1146, 1305, 1049, 1318, 1449:
-		return true
-	}
-	return false
+	return slices.Contains([]uint16{1146, 1305, 1049, 1318, 1449}, Number(err))
 }
 
 // NoColumn reports that a table does not have a column (1054), or that the account may not use it
@@ -211,6 +185,15 @@ func Idle(err error) bool { return Number(err) == 4031 || errors.Is(err, mysql.E
 // Broken reports that a connection is lost, so that the caller may try another.
 func Broken(err error) bool {
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn)
+}
+
+// HideBadConn returns err so that it does not match driver.ErrBadConn, which database/sql would
+// relate to a connection of its own.
+func HideBadConn(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return errors.New(err.Error())
+	}
+	return err
 }
 
 // Gone reports whether err means that conn, and what it held, is lost: the server ended it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -241,6 +242,23 @@ func (f Flavour) Within(d time.Duration) (hint, tail string) {
 		return fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", d.Milliseconds()), ""
 	}
 	return "", fmt.Sprintf(" WAIT %d", max(1, int((d+time.Second-1)/time.Second)))
+}
+
+// Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint.
+func Bounded(d time.Duration) string {
+	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", d.Seconds(), d.Milliseconds())
+}
+
+// WaitsNamed begins a SELECT that waits for a named lock for at most bound, for a caller that waits
+// since then, and says for how many seconds GET_LOCK is to wait. The server limits the wait as
+// well, so that a waiter whose client is gone disappears by itself.
+func (f Flavour) WaitsNamed(since time.Time, bound time.Duration) (begin, seconds string) {
+	bound = max(bound, time.Millisecond)
+	comment := "/* mysqllock " + Waits(since) + " */ "
+	if f.Settings {
+		return "SELECT " + comment, fmt.Sprintf("%.3f", bound.Seconds())
+	}
+	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + comment, fmt.Sprintf("%.0f", math.Ceil(bound.Seconds()))
 }
 
 func (f Flavour) has(it bool, what, needs, end string) error {

@@ -376,17 +376,9 @@ func (i Info) Streams() bool {
 	return i.Topology == Galera && i.MariaDB && (major > 10 || major == 10 && minor >= 4)
 }
 
-// RepeatableRead reports whether an isolation level of BeginTx keeps one
-// snapshot for the whole transaction.
-func (i Info) RepeatableRead(level driver.IsolationLevel) bool {
-	switch level {
-	case 0: // sql.LevelDefault
-		return i.Isolation == "REPEATABLE-READ" || i.Isolation == "SERIALIZABLE"
-	case 1, 2: // sql.LevelReadUncommitted, sql.LevelReadCommitted
-		return false
-	default:
-		return true
-	}
+// RepeatableRead reports whether a transaction of a new connection keeps one snapshot.
+func (i Info) RepeatableRead() bool {
+	return i.Isolation == "REPEATABLE-READ" || i.Isolation == "SERIALIZABLE"
 }
 
 // Exec runs one statement as text, in one round trip.
@@ -483,10 +475,14 @@ func read(rows driver.Rows, failed error) (out [][]string, err error) {
 		if out, err = readSet(rows, out); err != nil {
 			return nil, err
 		}
-		if more, err := nextSet(rows); err != nil {
-			return nil, err
-		} else if !more {
+		sets, ok := rows.(driver.RowsNextResultSet)
+		if !ok || !sets.HasNextResultSet() {
 			return out, nil
+		}
+		if err = sets.NextResultSet(); errors.Is(err, io.EOF) {
+			return out, nil
+		} else if err != nil {
+			return nil, err
 		}
 	}
 }
@@ -511,19 +507,6 @@ func readSet(rows driver.Rows, out [][]string) ([][]string, error) {
 		}
 		out = append(out, row)
 	}
-}
-
-// nextSet goes on to the next result set. more is false if there is none.
-func nextSet(rows driver.Rows) (more bool, err error) {
-	sets, ok := rows.(driver.RowsNextResultSet)
-	if !ok || !sets.HasNextResultSet() {
-		return false, nil
-	}
-	err = sets.NextResultSet()
-	if errors.Is(err, io.EOF) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 func text1(v driver.Value) string {

@@ -15,9 +15,13 @@ package strategy
 import (
 	"context"
 	"database/sql/driver"
+	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -41,10 +45,6 @@ type Traits struct {
 	// HearsClose: Take ends by itself when the handle is closed.
 	HearsClose bool
 }
-
-// Transaction reports whether a hold is one transaction, with all that runs in it.
-// Under other strategies a hold goes beyond single transactions.
-func (t Traits) Transaction() bool { return t.Inside || !t.Excludes }
 
 // Waiting is called before a caller begins to wait. It may refuse the wait, or end it later through
 // the context that it returns. done is called when the wait is over.
@@ -70,8 +70,6 @@ type Request struct {
 
 // Strategy keeps locks on one server. It is safe for concurrent use.
 type Strategy interface {
-	Traits() Traits
-
 	// Take takes what lies outside of transactions, all or nothing, in the order of
 	// the resources. The keys in an error are the resources' rows. It is not called for
 	// strategies inside transactions.
@@ -134,8 +132,9 @@ type Queued interface{ Ticket() *queue.Ticket }
 // Check is what is left to be done at COMMIT. The zero value is nothing.
 type Check struct {
 	// Commit checks and commits in one statement; done is false, without an error,
-	// if the server has no way for that: then call Fence and commit. unknown: the
-	// transaction may have been committed all the same. nil if all has been checked.
+	// if the server has no way for that: then call Fence and commit. If unknown is true with
+	// an error, the transaction may have been committed all the same, as after any COMMIT;
+	// else it is not, and must be rolled back. nil if all has been checked.
 	Commit func(ctx context.Context) (done, unknown bool, err error)
 
 	// Release is Commit for what ends with the transaction: it also releases what is held.
@@ -154,4 +153,100 @@ type Check struct {
 	// Unsure is to be called if the answer to COMMIT is lost, before the locks are
 	// given back: it returns when the server has done with it. nil is nothing to do.
 	Unsure func(ctx context.Context)
+}
+
+// Config says where a strategy keeps its locks. Each strategy uses what it needs of it.
+type Config struct {
+	Info       server.Info
+	Table      schema.Table // the lock table
+	Rows       *keyrow.Rows // of that table
+	Procedures *schema.Registry
+	Namespace  string        // precedes keys
+	Owner      string        // the name of this process, for errors
+	TTL        time.Duration // the longest wait in one statement, and how long a connection that holds something may be silent
+	Queue      *queue.Queue  // where the callers of this process queue; strategies whose locks exclude each other share it
+
+	// Conns are the connections of the strategy's own, which began with its Setup(TTL); Control are
+	// those in autocommit for statements beside the caller's: making rows, asking, KILL. None of
+	// them waits longer than a few seconds for a row.
+	Conns, Control *pool.Pool
+
+	// ReadTimeout is the driver's own limit on each read from the connections on which the strategy
+	// waits; 0 means that there is none, or that it is not known. A caller asks again after half of
+	// it, and is then the last of the waiters in the server. With a known limit statements on
+	// connections of the strategy's own cost less, since no context has to bound them.
+	ReadTimeout time.Duration
+
+	// A lock is handed over from caller to caller at most HandOvers times, and for at most
+	// HandOverTime; then other processes have their turn.
+	HandOvers    int
+	HandOverTime time.Duration
+
+	Unsafe bool // also work where the strategy cannot keep its promise, such as on clusters whose nodes do not see each other's locks
+
+	// Await returns when key's lease may have been released, after atMost, or with ctx's error. The
+	// caller has waited since then. done lets the next waiter have its turn.
+	Await func(ctx context.Context, key string, since time.Time, atMost time.Duration) (done func(), err error)
+
+	// FreeSlot looks for one of open, the indexes of some of rows, that nobody has locked, and that
+	// has no live lease; -1 is none.
+	FreeSlot func(ctx context.Context, rows []string, open []int) (int, error)
+}
+
+// Running are the calls of a strategy, and their work in the background, until the strategy is
+// closed. Whoever is within a call, from Enter to Done, may have Go do something that Close waits
+// for.
+type Running struct {
+	sync.WaitGroup
+	Ctx  context.Context // ends, because of ErrClosed, when the strategy is closed
+	stop context.CancelCauseFunc
+	mu   sync.Mutex // nobody enters while Ctx ends
+}
+
+// NewRunning returns a Running that goes on.
+func NewRunning() *Running {
+	r := new(Running)
+	r.Ctx, r.stop = context.WithCancelCause(context.Background())
+	return r
+}
+
+// Enter begins a call, unless the strategy is closed. Done ends it.
+func (r *Running) Enter() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Ctx.Err() != nil {
+		return lockerr.ErrClosed
+	}
+	r.Add(1)
+	return nil
+}
+
+// Background runs f, unless the strategy is closed.
+func (r *Running) Background(f func(context.Context)) {
+	if r.Enter() == nil {
+		go func() {
+			defer r.Done()
+			f(r.Ctx)
+		}()
+	}
+}
+
+// Stop ends Ctx, and lets nobody enter any more. It reports whether it was the first to do so.
+// Wait returns when all has ended.
+func (r *Running) Stop() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := r.Ctx.Err() == nil
+	r.stop(lockerr.ErrClosed)
+	return first
+}
+
+// Until returns a context that also ends, because of ErrClosed, when the strategy is closed.
+func (r *Running) Until(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(r.Ctx, func() { end(lockerr.ErrClosed) })
+	return ctx, func(cause error) {
+		stop()
+		end(cause)
+	}
 }

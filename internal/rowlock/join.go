@@ -1,0 +1,166 @@
+package rowlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Join locks further keys in the transaction that is open on c. After an error, alive
+// reports that the transaction goes on as if Join had not been called; if it is false, the
+// transaction must be rolled back.
+func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
+	ctx = r.taking(ctx)
+	a := l.attempt(r)
+	defer a.Finish()
+	a.c, a.late = c, true
+	if l.cfg.Info.Router {
+		c.Moved()
+	}
+	if alive, err = a.join(ctx); err != nil {
+		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
+		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
+			err = lockerr.With(lockerr.ErrLost, err)
+		}
+		return Locked{}, alive, a.explain(ctx, err)
+	}
+	return a.locked, true, nil
+}
+
+func (a *attempt) join(ctx context.Context) (alive bool, err error) {
+	if err := a.allowed(); err != nil {
+		return true, err
+	}
+	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+		return true, err
+	}
+	if len(a.r.Slots) > 0 {
+		return a.joinSlot(ctx)
+	}
+	a.Once = true
+	if err := a.unleased(ctx); err != nil {
+		return true, err
+	}
+	// A failed statement for one key has locked nothing; of several keys, some may be locked.
+	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
+	try := func() error {
+		ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
+		defer cancel()
+		return a.lock(ctx, a.trySQL(), false)
+	}
+	err = a.clear(ctx, try(), try)
+	a.EndTurn()
+	if errors.Is(err, keyrow.ErrNoRow) {
+		a.cfg.Rows.Forget(a.names)
+	}
+	if err == nil || !server.Locked(err) {
+		return false, err
+	}
+	if a.Wait == 0 {
+		if refused := a.refuse(ctx, a.c.KnownID()); refused != nil {
+			return intact(err), refused
+		}
+	}
+	if a.cfg.Info.EndsTransaction(err) {
+		return false, lockerr.ErrLocked
+	}
+	if _, err := a.c.ID(ctx); err != nil {
+		return false, err
+	}
+	return a.waitToJoin(ctx, try)
+}
+
+// waitToJoin is join for keys that are locked: it waits for them in the server. try tries
+// once with NOWAIT.
+func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool, err error) {
+	for {
+		wctx, done, err := a.Patient(ctx)
+		if err != nil {
+			return len(a.r.Keys) == 1 && !a.streams, err
+		}
+		err = a.clear(wctx, a.block(wctx), try)
+		done()
+		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.cfg.Info.EndsTransaction(err) {
+			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams, err
+		}
+	}
+}
+
+// unleased waits until no key has a live lease, of those that ever had one: the open
+// transaction could not unlock such a row again. It reads on another connection, since a
+// plain read in the transaction could open its snapshot. After that it may be the
+// attempt's turn, until endTurn.
+func (a *attempt) unleased(ctx context.Context) error {
+	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
+	if len(names) == 0 {
+		return nil
+	}
+	for {
+		lease, err := a.look(ctx, names)
+		if errors.Is(err, errLeaving) && a.Wait > 0 {
+			if err := a.rest(ctx, slice/5); err != nil {
+				return err
+			}
+			continue
+		}
+		blind := err != nil && ctx.Err() == nil && !errors.Is(err, errLeaving) // the lock statement checks again
+		if blind || err == nil && lease == nil {
+			return nil
+		}
+		a.EndTurn()
+		if err != nil {
+			return err
+		}
+		if a.Wait == 0 {
+			return lease
+		}
+		if err = a.await(ctx, lease); err != nil {
+			return err
+		}
+		a.keep(ctx)
+	}
+}
+
+// keep keeps the transaction alive, which is idle during a wait for a lease.
+func (a *attempt) keep(ctx context.Context) {
+	if a.c.Silence() > a.cfg.TTL/4 {
+		_ = a.c.Ping(ctx) // a lost connection shows at its next statement
+	}
+}
+
+// clear is for a lock statement that has ended with err, in a transaction that goes on. If
+// it has found an expired lease, clear removes the lease from the row, which only this
+// transaction has locked by now, and tries again. A shared lock becomes exclusive for that.
+func (a *attempt) clear(ctx context.Context, err error, try func() error) error {
+	for {
+		var found *strategy.Leased
+		if !errors.As(err, &found) {
+			return err
+		}
+		rows, failed := a.ask(ctx, a.readSQL([]string{found.Key}))
+		if failed != nil {
+			return failed
+		}
+		if len(rows) == 1 {
+			if lease, err := live(rows[0]); err != nil {
+				return err
+			} else if lease.Remaining > 0 {
+				return lease
+			}
+		}
+		if sabotage.KeepLapsed.Load() {
+			return nil
+		}
+		if err := server.Exec(ctx, a.c.Conn, a.clearSQL(found)); err != nil {
+			return leaving(err)
+		}
+		err = try()
+	}
+}
