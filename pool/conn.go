@@ -48,9 +48,15 @@ func Adopt(conn driver.Conn) *Conn {
 	return c
 }
 
+// Close closes the connection. The error is nil, also where the base driver panics in it.
+func (c *Conn) Close() error {
+	basedriver.Close(c.Conn)
+	return nil
+}
+
 // end closes the connection, and waits until it has ended, on the server, too.
 func (c *Conn) end() {
-	_ = c.Conn.Close()
+	_ = c.Close()
 	c.ends.Wait()
 }
 
@@ -203,7 +209,7 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 		return nil, err
 	}
 	rows, err := server.QueryPrepared(ctx, c.Conn, p.stmt, args...)
-	return rows, p.known(err)
+	return rows, p.known(c, err)
 }
 
 // prepare returns the statement, for QueryPrepared.
@@ -235,11 +241,11 @@ func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error
 }
 
 // known returns the error of the statement, which is ErrUnprepared if the server does not know it any more.
-func (p *prepared) known(err error) error {
+func (p *prepared) known(on *Conn, err error) error {
 	if !server.Unprepared(err) {
 		return err
 	}
-	_ = p.stmt.Close()
+	basedriver.CloseStmt(on.Conn, p.stmt)
 	p.stmt = nil
 	return ErrUnprepared
 }
@@ -299,7 +305,7 @@ func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, 
 		p, err := c.prepare(ctx, b.Text)
 		if err == nil {
 			result, err = server.ChangePrepared(ctx, c.Conn, p.stmt, b.Values...)
-			err = p.known(err)
+			err = p.known(c, err)
 		}
 		if !errors.Is(err, ErrUnprepared) {
 			return result, err

@@ -597,7 +597,7 @@ func (p *Pool) end() <-chan struct{} {
 	b.mu.Unlock()
 	p.swept.Wait()
 	for _, c := range idle {
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	for _, c := range idle {
 		c.ends.Wait()

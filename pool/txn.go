@@ -109,7 +109,7 @@ func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) 
 // silence of the connection, the statement has taken it off.
 func (t *Txn) Committed() {
 	if t.tx != nil {
-		_ = t.tx.Commit() // there is nothing left to commit; the driver may want to know
+		_ = t.Commit(0) // there is nothing left to commit; the driver may want to know
 	}
 	t.c.Touch()
 }

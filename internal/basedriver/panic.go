@@ -29,10 +29,24 @@ func Catch(conn driver.Conn, err *error) {
 	if v := recover(); v != nil {
 		*err = &Panic{Value: v, At: panicked()}
 		if conn != nil {
-			_ = conn.Close()
+			Close(conn)
 		}
 		slog.Error("mysqllock: the driver below has panicked", "panic", v, "stack", string(debug.Stack()))
 	}
+}
+
+// Close closes a connection, of which nobody hears whether that went well.
+func Close(conn driver.Conn) {
+	var failed error
+	defer Catch(nil, &failed)
+	_ = conn.Close()
+}
+
+// CloseStmt is [Close] for a statement that is prepared on conn.
+func CloseStmt(conn driver.Conn, stmt driver.Stmt) {
+	var failed error
+	defer Catch(conn, &failed)
+	_ = stmt.Close()
 }
 
 // Valid reports whether the connection can still be used, as far as its driver knows.

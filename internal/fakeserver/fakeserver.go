@@ -97,8 +97,8 @@ func (s *Server) Be(e Engine) {
 func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
 
 // PanicAfter has the driver panic in the call after the next n. A call is Connect, ResetSession, IsValid, or a
-// statement, before it is done, or with answer after that, or where its result is asked for a number. over ends
-// that, and says in which call it has panicked; "" is in none.
+// statement, before it is done, or with answer after that, or where its result is asked for a number. It also panics in each Close, after that. over ends
+// all that, and says in which call it has panicked; "" is in none.
 func (s *Server) PanicAfter(n int, answer bool) (over func() (in string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,6 +293,9 @@ func (c *Conn) Close() error {
 	if !c.cut {
 		c.lose()
 	}
+	if c.s.panics != nil {
+		panic("the driver in Close")
+	}
 	return nil
 }
 
@@ -427,7 +430,15 @@ type stmt struct {
 	text string
 }
 
-func (t *stmt) Close() error  { return nil }
+func (t *stmt) Close() error {
+	t.c.s.mu.Lock()
+	defer t.c.s.mu.Unlock()
+	if t.c.s.panics != nil {
+		panic("the driver in Close")
+	}
+	return nil
+}
+
 func (t *stmt) NumInput() int { return strings.Count(t.text, "?") }
 
 func (t *stmt) Exec([]driver.Value) (driver.Result, error) { return nil, driver.ErrSkip }

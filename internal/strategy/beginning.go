@@ -86,7 +86,7 @@ func (b *Beginning) giveBack(left State) bool {
 	b.lent = nil
 	if left == Unsure {
 		c.Taint()
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	b.begun = left == Begun
 	b.done(b.begun)

@@ -162,9 +162,9 @@ func (s *statements) find(text, types string) driver.Stmt {
 
 // keep notes a statement. The one that was not used for the longest time is closed when
 // there are too many.
-func (s *statements) keep(text, types string, stmt driver.Stmt) {
+func (s *statements) keep(on driver.Conn, text, types string, stmt driver.Stmt) {
 	if len(s.kept) == maxStmts {
-		_ = s.kept[0].stmt.Close()
+		basedriver.CloseStmt(on, s.kept[0].stmt)
 		s.kept = append(s.kept[:0], s.kept[1:]...)
 	}
 	s.kept = append(s.kept, &keptStmt{text, types, stmt})
@@ -193,19 +193,19 @@ func typesOf(args []driver.NamedValue) string {
 }
 
 // refresh closes what is kept if it is stale.
-func (s *statements) refresh() {
+func (s *statements) refresh(on driver.Conn) {
 	if s.stale {
 		for _, k := range s.kept {
-			_ = k.stmt.Close()
+			basedriver.CloseStmt(on, k.stmt)
 		}
 		s.kept, s.stale = nil, false
 	}
 }
 
 // closeOwn closes the statements of users that have not.
-func (s *statements) closeOwn() {
+func (s *statements) closeOwn(on driver.Conn) {
 	for _, own := range s.own {
-		_ = own.base.Close()
+		basedriver.CloseStmt(on, own.base)
 		own.at = nil // the same Conn may be here again
 	}
 	s.own = nil
@@ -214,13 +214,13 @@ func (s *statements) closeOwn() {
 // prepared returns a statement that stays prepared on the connection, for arguments of these
 // types: "" if they are not known yet.
 func (s *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
-	s.stmts.refresh()
+	s.stmts.refresh(s.link.Conn)
 	if stmt := s.stmts.find(text, types); stmt != nil {
 		return stmt, nil
 	}
 	stmt, err := basedriver.Prepare(ctx, s.link.Conn, text)
 	if err == nil {
-		s.stmts.keep(text, types, stmt)
+		s.stmts.keep(s.link.Conn, text, types, stmt)
 	}
 	return stmt, err
 }

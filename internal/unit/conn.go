@@ -159,7 +159,7 @@ func (c *Conn) release() {
 		c.leftOn = s.link
 	}
 	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
-	s.stmts.closeOwn()
+	s.stmts.closeOwn(s.link.Conn)
 	if s.bad.Load() {
 		s.link.Destroy()
 		return

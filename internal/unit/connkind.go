@@ -96,7 +96,7 @@ func (c *onConn) ran(st *statement.Statement, err error) {
 func (c *onConn) broken() {
 	c.bad.Store(true)
 	if c.pinned { // nobody may be about to close it
-		_ = c.link.Conn.Close()
+		_ = c.link.Close()
 	}
 	if info := c.l.Info(); info.Router || info.Topology != "" {
 		// Somebody else may have been led to that connection, and which node it is on

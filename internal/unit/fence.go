@@ -219,7 +219,7 @@ func (f *fence) limitIdleness() error {
 // lift takes that limit off when COMMIT was sent.
 func (f *fence) lift() {
 	if f.limited && f.info.UnlimitSilence(context.Background(), f.link.Conn) != nil {
-		_ = f.link.Conn.Close() // it must not go back with the limit on
+		_ = f.link.Close() // it must not go back with the limit on
 	}
 }
 

@@ -161,7 +161,7 @@ func (c *Conn) failedLate(h *hint.Hint, err error, alive bool) error {
 		return err
 	}
 	c.tx.failed = c.k.Error("statement", h, lockerr.With(lockerr.ErrLost, err))
-	if !c.link.Valid() || c.tx.base.Rollback() != nil {
+	if !c.link.Valid() || c.tx.txn().Rollback(0) != nil {
 		c.bad.Store(true)
 	}
 	return err

@@ -37,7 +37,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	returned := false
 	defer func() {
 		if !returned { // the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine, in the midst of it
-			_ = u.link.Conn.Close()
+			_ = u.link.Close()
 			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
 			u.give()
 			release()

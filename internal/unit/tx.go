@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Begin begins a transaction; with a hint, under its lock.
@@ -263,7 +264,7 @@ func (t *Tx) commitUnder() (err error) {
 		done, refused, err = f.pass()
 	}
 	if err == nil {
-		if err = t.base.Commit(); done { // there is nothing left to commit, but its driver wants to know
+		if err = t.txn().Commit(0); done { // there is nothing left to commit, but its driver wants to know
 			err = nil
 		}
 	}
@@ -284,10 +285,13 @@ func (t *Tx) commitUnder() (err error) {
 // undo rolls back what began without a hint, and must not be committed by whatever comes after it
 // on the connection.
 func (t *Tx) undo() {
-	if t.base.Rollback() != nil {
+	if t.txn().Rollback(0) != nil {
 		t.c.bad.Store(true)
 	}
 }
+
+// txn is what began without a hint, for a statement of ours that ends it.
+func (t *Tx) txn() *pool.Txn { return t.c.link.Continue(t.base) }
 
 // run runs a statement in a transaction of a unit of work. h is nil without a hint.
 func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
