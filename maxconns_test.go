@@ -107,6 +107,26 @@ func TestMaxConnsSecond(t *testing.T) {
 	})
 }
 
+// TestMaxConnsLate: transactions that have all connections, and then ask for a lock that is
+// kept on another one, are told what they lack, however their wait ends.
+func TestMaxConnsLate(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()} {
+			db := s.limited(t, 4)
+			dbtest.Exec(t, db, "DO 1")
+			var last *sql.Tx
+			for range 3 {
+				last = dbtest.Begin(t, dbtest.Limited(t), db)
+			}
+			ctx, cancel := context.WithTimeout(dbtest.Limited(t), time.Second)
+			_, err := last.ExecContext(lockctx.With(ctx, "late "+name, opt), "DO 1")
+			cancel()
+			dbtest.Is(t, name, err, mysqllock.ErrExhausted)
+			dbtest.Is(t, name, err, context.DeadlineExceeded)
+		}
+	})
+}
+
 // TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
