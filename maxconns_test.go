@@ -1338,6 +1338,48 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 	})
 }
 
+// The same with prepared statements, as an ORM keeps them: database/sql tries them again as well.
+func TestHolderGetsThroughAFullPoolPrepared(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
+		db.SetMaxOpenConns(4)
+		read, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+		dbtest.OK(t, err)
+		write, err := db.Prepare("UPDATE p SET stock = ? WHERE id = ?")
+		dbtest.OK(t, err)
+		t.Cleanup(func() { read.Close(); write.Close() })
+		dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0 WHERE id = 1")
+		start, sold := time.Now(), 0
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				defer cancel()
+				ctx = lockctx.With(ctx, "k")
+				var n int
+				err := read.QueryRowContext(ctx, 1).Scan(&n)
+				if err == nil {
+					_, err = write.ExecContext(ctx, n+1, 1)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					sold++
+				case !errors.Is(err, mysqllock.ErrLocked) || !strings.Contains(err.Error(), "SetMaxOpenConns"):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		s.wantStock(1, sold)
+		if took := time.Since(start); took > time.Minute || sold == 0 { // they wait for longer
+			t.Errorf("%d got through in %v", sold, took)
+		}
+	})
+}
+
 // An unbounded pool never turns anybody away, however long the holder thinks.
 func TestNobodyIsTurnedAwayFromAnUnboundedPool(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
