@@ -107,6 +107,26 @@ func TestMaxConnsSecond(t *testing.T) {
 	})
 }
 
+// TestMaxConnsLate: transactions that have all connections, and then ask for a lock that is
+// kept on another one, are told what they lack, however their wait ends.
+func TestMaxConnsLate(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()} {
+			db := s.limited(t, 4)
+			dbtest.Exec(t, db, "DO 1")
+			var last *sql.Tx
+			for range 3 {
+				last = dbtest.Begin(t, dbtest.Limited(t), db)
+			}
+			ctx, cancel := context.WithTimeout(dbtest.Limited(t), time.Second)
+			_, err := last.ExecContext(lockctx.With(ctx, "late "+name, opt), "DO 1")
+			cancel()
+			dbtest.Is(t, name, err, mysqllock.ErrExhausted)
+			dbtest.Is(t, name, err, context.DeadlineExceeded)
+		}
+	})
+}
+
 // TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
@@ -1314,6 +1334,48 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 			wg.Wait()
 			s.wantStock(1, 9)
 			t.Logf("round %d: the write took %v; %d waiters were turned away, %d granted", round, took, early.Load(), granted.Load())
+		}
+	})
+}
+
+// The same with prepared statements, as an ORM keeps them: database/sql tries them again as well.
+func TestHolderGetsThroughAFullPoolPrepared(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockWait=2m")
+		db.SetMaxOpenConns(4)
+		read, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
+		dbtest.OK(t, err)
+		write, err := db.Prepare("UPDATE p SET stock = ? WHERE id = ?")
+		dbtest.OK(t, err)
+		t.Cleanup(func() { read.Close(); write.Close() })
+		dbtest.Exec(t, s.plain, "UPDATE p SET stock = 0 WHERE id = 1")
+		start, sold := time.Now(), 0
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				defer cancel()
+				ctx = lockctx.With(ctx, "k")
+				var n int
+				err := read.QueryRowContext(ctx, 1).Scan(&n)
+				if err == nil {
+					_, err = write.ExecContext(ctx, n+1, 1)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					sold++
+				case !errors.Is(err, mysqllock.ErrLocked) || !strings.Contains(err.Error(), "SetMaxOpenConns"):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		s.wantStock(1, sold)
+		if took := time.Since(start); took > time.Minute || sold == 0 { // they wait for longer
+			t.Errorf("%d got through in %v", sold, took)
 		}
 	})
 }

@@ -42,7 +42,8 @@ var _ gocron.Locker = (*Locker)(nil)
 type Option func(*Locker)
 
 // TTL is how long a job stays locked after its process has died, at least a second. As
-// long as the process lives, the lock is renewed, however long the job runs.
+// long as the process lives, the lock is renewed, however long the job runs, also after it
+// was removed, or while its scheduler shuts down.
 func TTL(d time.Duration) Option { return func(l *Locker) { l.ttl = d } }
 
 // MinHold keeps a job locked for d after it has ended. Set it longer than the clocks of
@@ -64,18 +65,32 @@ func NewLocker(db *sql.DB, opts ...Option) *Locker {
 // tells gocron.AfterLockError. errors.Is(err, mysqllock.ErrLocked) says that another
 // process has the job; other errors say why none may have run it.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
-	hold, err := mysqllock.Acquire(ctx, l.db, key, lockctx.Lease(l.ttl), lockctx.NoWait(), lockctx.MinHold(l.minHold))
+	// gocron ends ctx as it removes the job, or shuts down, while the job may go on: after
+	// the lock is granted that must not end the lease.
+	held, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	granted := context.AfterFunc(ctx, cancel)
+	hold, err := mysqllock.Acquire(held, l.db, key, lockctx.Lease(l.ttl), lockctx.NoWait(), lockctx.MinHold(l.minHold))
+	if !granted() && err == nil {
+		err = errors.Join(ctx.Err(), hold.Rollback())
+	}
 	if err != nil {
+		cancel()
 		return nil, err
 	}
-	return lock{hold}, nil
+	return lock{hold, cancel}, nil
 }
 
-type lock struct{ hold *mysqllock.Hold }
+type lock struct {
+	hold   *mysqllock.Hold
+	cancel context.CancelFunc // of its context
+}
 
 // Unlock gives the lock back. ErrLost says that it had been lost before, so that another
 // process may have run the job meanwhile.
-func (l lock) Unlock(context.Context) error { return l.hold.Release() }
+func (l lock) Unlock(context.Context) error {
+	defer l.cancel()
+	return l.hold.Release()
+}
 
 // ErrNotLeader is the answer of [Elector.IsLeader] in all processes but one.
 var ErrNotLeader = errors.New("mysqllock: another process is the leader")

@@ -94,6 +94,43 @@ func TestLocker(t *testing.T) {
 	})
 }
 
+// gocron ends the context of a job that is removed, or whose scheduler is shut down, while the job
+// still runs: it stays locked until it has ended.
+func TestLockerOfARunningJobThatIsStopped(t *testing.T) {
+	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {
+		const ttl = time.Second
+		locker := gocronlock.NewLocker(d.Open("mysqllock"), gocronlock.TTL(ttl))
+		other := gocronlock.NewLocker(d.Open("mysqllock"))
+		for _, key := range []string{"removed", "shut down"} {
+			scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(locker), gocron.WithStopTimeout(dbtest.Patience))
+			dbtest.OK(t, err)
+			runs, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			job, err := scheduler.NewJob(gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()), gocron.NewTask(func() {
+				close(runs)
+				<-finish
+			}), gocron.WithName(key))
+			dbtest.OK(t, err)
+			scheduler.Start()
+			<-runs
+			if key == "removed" {
+				dbtest.OK(t, scheduler.RemoveJob(job.ID()))
+			}
+			go func() {
+				defer close(ended)
+				_ = scheduler.Shutdown()
+			}()
+			time.Sleep(3 * ttl)
+			_, err = other.Lock(t.Context(), key)
+			dbtest.Is(t, key+", while it runs", err, mysqllock.ErrLocked)
+			close(finish)
+			<-ended
+			lock, err := other.Lock(t.Context(), key)
+			dbtest.OK(t, err)
+			dbtest.OK(t, lock.Unlock(t.Context()))
+		}
+	})
+}
+
 // Of two processes one leads; when it is killed the other does.
 func TestElector(t *testing.T) {
 	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -26,6 +27,7 @@ type Held struct {
 	lockCtx *hint.LockContext // that has asked for it; nil outside of any
 	since   time.Time
 	apart   bool // its holder needs a connection of database/sql for its next statement
+	read    atomic.Bool
 
 	// Guarded by heldLocks.mu.
 	until <-chan struct{} // of the context that ends it; nil for none
@@ -266,6 +268,22 @@ func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k })
+}
+
+// Read notes that a query in a transaction, or hold, that has h has returned data.
+func (h *Held) Read() { h.read.Store(true) }
+
+// ReadElsewhere reports whether the lock context has read, in a transaction or hold that is still
+// open, under a version of another handle. That keeps nobody out, and is not compared if what was
+// decided is written through this one.
+func (k *Handle) ReadElsewhere(s *hint.LockContext) bool {
+	if s == nil {
+		return false
+	}
+	all := holdingsOf(s)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k && !h.Traits.Excludes && h.read.Load() })
 }
 
 // Taken returns an error where another unit of work has one of resources, which the one that asks with

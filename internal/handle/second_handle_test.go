@@ -344,6 +344,41 @@ func TestLockContextWithTwoTables(t *testing.T) {
 	})
 }
 
+// TestReadUnderAVersionOfAnotherHandle: what a transaction, or Do, has read under a version is not
+// written through a handle on which the key means another lock. That version would not be compared.
+func TestReadUnderAVersionOfAnotherHandle(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for which, db2 := range second(s) {
+			if which == "the same DSN" || which == "NewConnector" {
+				continue
+			}
+			db := s.Handle()
+			before := s.Stock(1)
+			for how, write := range writers {
+				what := which + ", " + how
+				ctx := lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic())
+				tx := dbtest.Begin(t, ctx, db)
+				_, err := stock.Read(ctx, tx, 1)
+				dbtest.OK(t, err)
+				dbtest.Is(t, what+", after a read in a transaction", write(ctx, db2), mysqllock.ErrUnsafe)
+				dbtest.OK(t, tx.Commit())
+				if err := write(ctx, db2); err != nil {
+					t.Errorf("%s, after the transaction: %v", what, err)
+				}
+				before--
+				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
+					if _, err := stock.Read(ctx, db, 1); err != nil {
+						return err
+					}
+					dbtest.Is(t, what+", after a read in Do", write(ctx, db2), mysqllock.ErrUnsafe)
+					return nil
+				}, lockctx.Optimistic()))
+				s.WantStock(1, before)
+			}
+		}
+	})
+}
+
 // TestHandlesAfterAFailover: a handle that has not looked since its endpoint leads to
 // another server is asked again before it is refused.
 func TestHandlesAfterAFailover(t *testing.T) {

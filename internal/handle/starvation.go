@@ -116,7 +116,7 @@ func (c *starvationGuard) enter(ctx context.Context, asked *bool) (context.Conte
 		return nil, nil, lockerr.With(lockerr.ErrLocked, err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &waiter{asked, cancel, statement.Retried()}
+	w := &waiter{asked, cancel, statement.Retried(ctx)}
 	c.waiting = append(c.waiting, w)
 	c.look()
 	return ctx, func() { c.leave(w) }, nil

@@ -73,7 +73,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	}
 	s, err := a.acquire(open)
 	if err != nil {
-		if open.Err() != nil {
+		if open.Err() != nil && (ctx.Err() == nil || !errors.Is(err, errNoneFree)) {
 			err = context.Cause(open)
 		}
 		return nil, a.Explain(ctx, terms, err, a.askHolder)

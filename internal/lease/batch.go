@@ -76,8 +76,20 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 			return t.h, nil, nil
 		}
 	}
-	h, err = a.borrow(ctx)
+	if h, err = a.borrow(ctx); err != nil && ctx.Err() != nil && a.lacksConn() {
+		err = errNoneFree
+	}
 	return h, nil, err
+}
+
+// errNoneFree is of a caller whose wait has ended before there was a connection to ask on.
+var errNoneFree = lockerr.With(lockerr.ErrExhausted, errors.New("no connection is free for a lock connection"))
+
+// lacksConn reports whether there is no lock connection, and none to be had.
+func (l *Locker) lacksConn() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.lockConns) == 0 && !l.cfg.Conns.Ready()
 }
 
 // freeConn returns a lock connection that is free, and its turn. If there is none, opens

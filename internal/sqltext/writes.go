@@ -45,6 +45,9 @@ func (a *analyzer) targets(one bool) {
 // tableName goes on past the name of a table that is written, and asks for it.
 func (a *analyzer) tableName() {
 	schema, table := "", ""
+	if a.current() == "." { // MariaDB takes .t for t
+		a.next()
+	}
 	for a.tok == word || a.tok == name {
 		schema, table = table, a.value()
 		a.alias, a.qualified = true, false // a parenthesis behind it is no call

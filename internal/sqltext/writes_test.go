@@ -16,6 +16,10 @@ func TestWrites(t *testing.T) {
 		{"INSERT LOW_PRIORITY INTO `shop` . `t` SET a = 1 ON DUPLICATE KEY UPDATE b = (SELECT 1 FROM u)", "shop.t"},
 		{`INSERT INTO "t" VALUES (1)`, "t"}, // with ANSI_QUOTES
 		{"REPLACE t VALUES (1)", "t"},
+		{"INSERT INTO .t VALUES (1)", "t"}, // MariaDB's, as the next three
+		{"REPLACE .`t` VALUES (1)", "t"},
+		{"LOAD DATA LOCAL INFILE 'u' INTO TABLE .t", "t"},
+		{"UPDATE .t, .u SET .t.a = 1", "t u"},
 		{"INSERT INTO 2fa_codes VALUES (.5, 1.5, 2e3)", "2fa_codes"},
 		{"UPDATE shop.2fa_codes, 3d.u SET shop.2fa_codes.1a = 1.5", "shop.2fa_codes 3d.u"},
 		{"DELETE FROM shop.1e5t", "shop.1e5t"}, // without the schema it begins with a number

@@ -1,6 +1,7 @@
 package statement
 
 import (
+	"context"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,8 +21,16 @@ func ForOne() bool { return over("(*Conn).", "(*Tx).Prepare") }
 func ForQueue() bool { return over("(*DB).openNewConnection") }
 
 // Retried reports whether database/sql tries again on driver.ErrBadConn: not for a sql.Conn,
-// and not for a prepared statement, which may be of one.
-func Retried() bool { return over("(*DB).retry") && !over("(*Stmt).") }
+// and not for a prepared statement, which may be of one, unless ctx is of OnAny.
+func Retried(ctx context.Context) bool {
+	return over("(*DB).retry") && (ctx.Value(onAny{}) != nil || !over("(*Stmt)."))
+}
+
+type onAny struct{}
+
+// OnAny returns the context of a prepared statement that database/sql may run on any connection:
+// its stack does not say so.
+func OnAny(ctx context.Context) context.Context { return context.WithValue(ctx, onAny{}, true) }
 
 // over reports whether one of database/sql's functions of this call has one of the
 // prefixes.

@@ -34,9 +34,10 @@ func (k called) Connect(context.Context) (driver.Conn, error) {
 type calledConn struct{ called }
 
 func (c calledConn) note() error {
-	is := asked{statement.Retried(), statement.ForConn()}
+	retried := func() bool { return statement.Retried(context.Background()) }
+	is := asked{retried(), statement.ForConn()}
 	for frames := range 20 { // as wrappers of drivers add some
-		if deeper := (asked{deep(frames, statement.Retried), deep(frames, statement.ForConn)}); deeper != is {
+		if deeper := (asked{deep(frames, retried), deep(frames, statement.ForConn)}); deeper != is {
 			return fmt.Errorf("%v, and not %v, with %d frames more", deeper, is, frames)
 		}
 	}

@@ -48,9 +48,11 @@ func (s *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) err
 		in = &u.relying
 	}
 	err := s.refuses(h, s.lockCtx, in, st)
-	if on := s.stale.on.Load(); err == nil && on != nil && on != s.k && st.Info.Changes != sqltext.ChangesNothing &&
+	if err == nil && st.Info.Changes != sqltext.ChangesNothing &&
 		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
-		err = errReadElsewhere
+		if on := s.stale.on.Load(); on != nil && on != s.k || s.k.ReadElsewhere(s.lockCtx) {
+			err = errReadElsewhere
+		}
 	}
 	switch {
 	case err == nil && s.k.Settings.Required != nil:

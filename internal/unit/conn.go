@@ -222,7 +222,7 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 			c.texts.state = sqltext.Unknown
 		}
 	}
-	if err := c.fit(op, h); err != nil {
+	if err := c.fit(ctx, op, h); err != nil {
 		return err
 	}
 	if c.texts.state == sqltext.Idle {
@@ -246,8 +246,8 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 // fit returns why the statements of a lock cannot run on the connection, if so: rows are still being
 // read from it, over a sql.Conn or in a transaction, so that nothing is sent, and they can be read on; or
 // a variable was set that changes what they mean: COMMIT, or the time.
-func (c *Conn) fit(op string, h *hint.Hint) error {
-	if !c.link.Valid() && !statement.Retried() {
+func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
+	if !c.link.Valid() && !statement.Retried(ctx) {
 		return c.k.Error(op, h, handle.ErrUnusable)
 	}
 	for _, name := range []string{"completion_type", "timestamp"} {

@@ -28,7 +28,7 @@ func (c *Conn) runLate(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	if err := s.undecided(h, s.unit, st); err != nil {
 		return nil, nil, err
 	}
-	if err := c.fit(st.Op(), h); err != nil {
+	if err := c.fit(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
 	if err := c.asks(ctx, h, st, nil); err != nil {

@@ -200,7 +200,12 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	}
 	switch {
 	case u.inside():
-		u.fresh = u.fresh || st.Info.Tables
+		if st.Info.Tables {
+			u.fresh = true
+			for _, g := range u.ctxState.grants {
+				g.noted.Read()
+			}
+		}
 	case u.ctxState.hasRead(u.ctxState.k, st, len(u.rows) > 0 || len(u.ctxState.grants) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}

@@ -241,5 +241,8 @@ func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (d
 	case s.kept && s.c.tx == nil: // it was only to be prepared on this one, and may have to wait now
 		s.c.release()
 	}
+	if !s.ofConn && s.c.tx == nil && !s.c.k.Bounded() { // else nobody makes it try again
+		ctx = statement.OnAny(ctx)
+	}
 	return s.c.run(ctx, st)
 }
