@@ -26,8 +26,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	}
 	h, _ := hint.From(ctx) // nil without one
 	if c.tx == nil {
-		// A plain one runs here: only what ran elsewhere before it matters.
-		c.ofConn = (!c.plain(h) || c.k.Bounded() || c.last != nil || c.lastIn != nil) && statement.ForConn()
+		c.ofConn = statement.ForConn()
 	}
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
 	if c.tx == nil && c.pinned != nil {
