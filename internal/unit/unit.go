@@ -16,7 +16,7 @@
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	ctxstate.go                               what is remembered of a lock context
-//	connkind.go, appconn.go, texts.go         what a unit runs on
+//	connkind.go, appconn.go                   what a unit runs on
 //	savepoint.go                              savepoints in SQL text
 //	outer.go, grant.go, decision.go           holds around, grants, and what was read under them
 package unit
