@@ -296,7 +296,7 @@ func TestTruant(t *testing.T) {
 				c.fails(exitLost, "lost")
 			} else {
 				dbtest.OK(t, c.Process.Kill())
-				dbtest.Soon(t, "it is gone", func() bool { return !alive(pids[1]) })
+				dbtest.Soon(t, "they are gone", func() bool { return !alive(pids[0]) && !alive(pids[1]) })
 			}
 			for _, pid := range pids {
 				if alive(pid) {
