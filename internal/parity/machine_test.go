@@ -60,7 +60,12 @@ type left struct {
 	any   bool
 }
 
+// note notes what a statement has left. One that failed before it was sent has left nothing: what
+// ROW_COUNT() says of BEGIN is not the same with a lock.
 func (l *left) note(text string, err error) {
+	if server := new(mysql.MySQLError); err != nil && !errors.As(err, &server) {
+		return
+	}
 	selects := strings.HasPrefix(text, "SELECT") && strings.Contains(text, "FROM")
 	*l = left{l.id || err == nil && strings.HasPrefix(text, "INSERT INTO $T (v)"), selects, selects || !strings.HasPrefix(text, "CALL") && strings.Contains(text, "$T"), true}
 }
