@@ -261,13 +261,7 @@ func (o *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 // HeldElsewhere reports whether units of work of the lock context hold something through
 // other handles.
 func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
-	if s == nil {
-		return false
-	}
-	all := holdingsOf(s)
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k })
+	return k.elsewhere(s, func(*Held) bool { return true })
 }
 
 // Read notes that a query in a transaction, or hold, that has h has returned data.
@@ -277,13 +271,18 @@ func (h *Held) Read() { h.read.Store(true) }
 // open, under a version of another handle. That keeps nobody out, and is not compared if what was
 // decided is written through this one.
 func (k *Handle) ReadElsewhere(s *hint.LockContext) bool {
+	return k.elsewhere(s, func(h *Held) bool { return !h.Traits.Excludes && h.read.Load() })
+}
+
+// elsewhere reports whether something that the lock context holds through another handle is so.
+func (k *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
 	if s == nil {
 		return false
 	}
 	all := holdingsOf(s)
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k && !h.Traits.Excludes && h.read.Load() })
+	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k && is(h) })
 }
 
 // Taken returns an error where another unit of work has one of resources, which the one that asks with
