@@ -97,8 +97,9 @@ func (s *Server) Be(e Engine) {
 func (s *Server) Fail(text string, err error) { s.meet(fault{text: text, err: err}) }
 
 // PanicAfter has the driver panic in the call after the next n. A call is Connect, ResetSession, IsValid, or a
-// statement, before it is done, or with answer after that, or where its result is asked for a number. It also panics in each Close, after that. over ends
-// all that, and says in which call it has panicked; "" is in none.
+// statement, before it is done, or with answer after that, or where its result is asked for a number. It also
+// panics in each Close of a connection, which is closed then, and of a statement. over ends all that, and says in
+// which call it has panicked; "" is in none.
 func (s *Server) PanicAfter(n int, answer bool) (over func() (in string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,6 +136,14 @@ func (s *Server) panicIn(call string) (withAnswer bool) {
 		panic("the driver")
 	}
 	return true
+}
+
+// closed is the end of a Close. The caller has the mutex.
+func (s *Server) closed() error {
+	if s.panics != nil {
+		panic("the driver in Close")
+	}
+	return nil
 }
 
 // calls is for what is no statement.
@@ -293,10 +302,7 @@ func (c *Conn) Close() error {
 	if !c.cut {
 		c.lose()
 	}
-	if c.s.panics != nil {
-		panic("the driver in Close")
-	}
-	return nil
+	return c.s.closed()
 }
 
 func (c *Conn) lose() {
@@ -433,10 +439,7 @@ type stmt struct {
 func (t *stmt) Close() error {
 	t.c.s.mu.Lock()
 	defer t.c.s.mu.Unlock()
-	if t.c.s.panics != nil {
-		panic("the driver in Close")
-	}
-	return nil
+	return t.c.s.closed()
 }
 
 func (t *stmt) NumInput() int { return strings.Count(t.text, "?") }
