@@ -1061,13 +1061,7 @@ type around struct {
 
 // whole is what the driver's connections have.
 type whole interface {
-	driver.Conn
-	driver.ConnBeginTx
-	driver.ConnPrepareContext
-	driver.ExecerContext
-	driver.QueryerContext
-	driver.NamedValueChecker
-	driver.Pinger
+	dbtest.Statements
 	driver.SessionResetter
 	driver.Validator
 }

@@ -10,10 +10,16 @@ import (
 // hides driver.Validator and driver.SessionResetter, so nobody is told when database/sql has done with a connection.
 type Wrapper struct{ driver.Connector }
 
-// Close implements [io.Closer].
-func (w Wrapper) Close() error { return w.Connector.(io.Closer).Close() }
+// Close implements [io.Closer], also for a connector that does not.
+func (w Wrapper) Close() error {
+	if c, ok := w.Connector.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
 
-type statements interface {
+// Statements are what it passes on.
+type Statements interface {
 	driver.Conn
 	driver.ConnBeginTx
 	driver.ConnPrepareContext
@@ -29,5 +35,5 @@ func (w Wrapper) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{ statements }{c.(statements)}, nil
+	return struct{ Statements }{c.(Statements)}, nil
 }

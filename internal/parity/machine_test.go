@@ -46,7 +46,7 @@ type actor struct {
 	args       []any // of stmt
 	stmtOf     any   // the sql.Conn or sql.Tx for which it was prepared; nil for any
 	hold       *mysqllock.Hold
-	holds      bool // there is one, on a handle of ours
+	holds      bool // one was taken, which is hold on a handle of ours
 	inHold     bool // tx began in it
 	left       left // by statements on the connection that the actor has to itself
 }
@@ -119,6 +119,11 @@ func (m *machine) on(a *actor) (on runs, isOwn bool) {
 	return m.db, false
 }
 
+// text is a text of a program as the server gets it.
+func (m *machine) text(a *actor, text string) string {
+	return m.names.Replace(strings.NewReplacer("$T", a.table, "$S", a.name+"$tag").Replace(text))
+}
+
 // may is whether a step may be taken now.
 func (a *actor) may(s step, isOwn bool) bool {
 	switch s.needs {
@@ -161,7 +166,7 @@ func (m *machine) step(s step) error {
 	}
 	short, done := context.WithTimeout(ctx, limit)
 	defer done()
-	text := m.names.Replace(strings.NewReplacer("$T", a.table, "$S", a.name+"$tag").Replace(s.text))
+	text := m.text(a, s.text)
 	m.stale = m.stale || s.do == "kill" || s.do == "cancel the transaction" || strings.HasSuffix(s.do, "out of time")
 	see := func(err error, format string, args ...any) error {
 		if err == nil {
@@ -355,13 +360,9 @@ func (m *machine) endTx(a *actor, how string) (err error) {
 func (m *machine) closeConn(a *actor) error {
 	a.renew(m)
 	for _, text := range undoConn {
-		if strings.Contains(text, "$") {
-			text = m.names.Replace(strings.ReplaceAll(text, "$S", a.name+"$tag"))
-		}
-		if _, err := a.conn.ExecContext(context.Background(), text); err != nil {
-			if err := m.fails(err); err != nil {
-				return err
-			}
+		_, err := a.conn.ExecContext(context.Background(), m.text(a, text))
+		if err := m.fails(err); err != nil {
+			return err
 		}
 	}
 	err := a.conn.Close()
@@ -404,7 +405,7 @@ func (m *machine) end() error {
 	return nil
 }
 
-// drop ends what a program that was refused, or differs, has left.
+// drop ends what a program has left, as where it was refused, or differs.
 func (m *machine) drop() {
 	for i := range m.actors {
 		a := &m.actors[i]

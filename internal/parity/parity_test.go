@@ -60,7 +60,7 @@ func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 			c, err := open(cfg)
 			dbtest.OK(t, err)
 			if wrapped {
-				c = closeless{dbtest.Wrapper{Connector: c}, ours}
+				c = dbtest.Wrapper{Connector: c}
 			}
 			isolation := "transaction_isolation"
 			if d.MariaDB() {
@@ -80,19 +80,6 @@ func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 	p.open = func(dsn int) (*machine, *machine) { return plain(dsn), ours(dsn) }
 	t.Cleanup(func() { p.close() })
 	return p
-}
-
-// closeless is a wrapper for a connector that may have no Close.
-type closeless struct {
-	dbtest.Wrapper
-	closes bool
-}
-
-func (c closeless) Close() error {
-	if c.closes {
-		return c.Wrapper.Close()
-	}
-	return nil
 }
 
 func schema() (texts []string) {
@@ -143,57 +130,46 @@ func (p *pair) run(program program) (differs string) {
 	p.programs++
 	p.plain.begin(program, p.programs)
 	p.ours.begin(program, p.programs)
-	both := func(what string, actor int, do func(*machine) error) (differs string, refused bool) {
+	locked := slices.ContainsFunc(program.locks, func(l int) bool { return l > 0 })
+	// both has both handles do something; over: the program ends with that.
+	both := func(what string, actor int, do func(*machine) error) (differs string, over bool) {
 		before := len(p.plain.seen)
 		_ = do(p.plain)
 		err := do(p.ours)
 		a, b := p.plain.seen[before:], p.ours.seen[before:]
+		shown := fmt.Sprintf("%s\n\tplain: %q\n\tours:  %q", what, a, b)
 		switch {
 		case err != nil:
 			why := b[len(b)-1]
-			for _, never := range []error{mysqllock.ErrTimeout, mysqllock.ErrLocked, mysqllock.ErrExhausted} {
-				if strings.Contains(why, never.Error()) {
-					return fmt.Sprintf("%s\n\tplain: %q\n\tours:  %q", what, a, b), false
-				}
+			held := func(never error) bool { return strings.Contains(why, never.Error()) }
+			if !locked && !p.replaces || slices.ContainsFunc([]error{mysqllock.ErrTimeout, mysqllock.ErrLocked, mysqllock.ErrExhausted}, held) {
+				return shown, true
 			}
 			p.refused[why]++
 			return "", true
 		case p.replaces && slices.Contains(a, isGone) && (actor < 0 || p.ours.actors[actor].tx == nil):
 			return "", true
 		case !slices.Equal(a, b):
-			return fmt.Sprintf("%s\n\tplain: %q\n\tours:  %q", what, a, b), false
+			return shown, true
 		}
 		return "", false
 	}
-	locked := slices.ContainsFunc(program.locks, func(l int) bool { return l > 0 })
+	defer p.plain.drop()
+	defer p.ours.drop()
 	for _, s := range program.steps {
-		differs, refused := both(s.String(), s.actor, func(m *machine) error { return m.step(s) })
-		if refused && !locked && !p.replaces {
-			differs = s.String() + ": " + p.ours.seen[len(p.ours.seen)-1]
-		}
-		if differs != "" || refused {
-			p.plain.drop()
-			p.ours.drop()
+		if differs, over := both(s.String(), s.actor, func(m *machine) error { return m.step(s) }); over {
 			return differs
 		}
 	}
-	differs, refused := both("end", -1, (*machine).end)
-	if differs != "" || refused {
-		p.plain.drop()
-		p.ours.drop()
+	if differs, over := both("end", -1, (*machine).end); over {
 		return differs
 	}
-	for _, m := range []*machine{p.plain, p.ours} {
-		for i := range m.actors {
-			m.actors[i].cancel()
-		}
-	}
 	for i := range actors {
-		differs, _ := both("table", -1, func(m *machine) error {
+		differs, over := both("table", -1, func(m *machine) error {
 			rows, err := m.db.Query(fmt.Sprintf("SELECT * FROM t%d ORDER BY id", i))
 			return m.rows(rows, err, -1)
 		})
-		if differs != "" {
+		if over {
 			return differs
 		}
 	}
