@@ -10,7 +10,7 @@ tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix random scene storm hotkeys deadlocks leases leaders callers clusters chaos soak bench look ways gobench
+.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix random scene rolling storm hotkeys deadlocks onestatement leases leaders callers clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,13 +59,14 @@ test/%:
 	cd $* && $(check) ./...
 
 # With the oldest Go that its go.mod allows, where the module proxy has it, the driver
-# is built and vetted; the matrix runs on one server, and all tests that need none: what
-# tests say of servers does not depend on Go.
+# is built and vetted; the matrix runs on one server, with statements one by one where they
+# are several in a text elsewhere, and all tests that need none: what tests say of servers does
+# not depend on Go.
 oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
 test-oldest:
 	@if GOTOOLCHAIN=$(oldest) go version; then \
 		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
-		MYSQLLOCK_TEST_SERVERS=1 go test -vet=off -timeout 14m -skip TestCommandsAreTheGoldenOnes ./internal/matrix && \
+		MYSQLLOCK_TEST_SERVERS=1 MATRIX_FORM=single go test -vet=off -timeout 14m -skip 'TestCommandsAreTheGoldenOnes|TestASQLConnSendsWhatASQLDBDoes' ./internal/matrix && \
 		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 
@@ -87,6 +88,13 @@ random: servers ## 2,000 random programs on each kind of handle and server, or R
 scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
 	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestScene .
 
+# The earlier version is of the repository's history: a checkout without it fails here.
+rolling: servers ## Programs of an earlier version, OLD, and of this one sell side by side, each strategy, in both orders, with and without the procedures of the earlier one; in "make test" both are of this version
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && git archive -o "$$dir/old.tar" $${OLD:-36bc1b393220} && tar -x -C "$$dir" -f "$$dir/old.tar" && \
+	mkdir -p "$$dir/internal/rolling" && cp internal/rolling/seller_test.go "$$dir/internal/rolling" && \
+	(cd "$$dir" && go test -c -o old ./internal/rolling) && \
+	PROVE=1 MYSQLLOCK_ROLLING_OLD="$$dir/old" go test -race -count 1 -v -timeout 60m ./internal/rolling
+
 storm: servers ## A longer storm of cancelled contexts and killed connections
 	STORM_TIME=$${STORM_TIME:-60s} go test -race -count 1 -v -run TestStorm ./internal/chaos
 
@@ -95,6 +103,9 @@ hotkeys: servers ## A longer storm of two processes on a few advisory keys, on t
 
 deadlocks: servers ## A longer stress test for deadlocks among random sets of keys
 	DEADLOCKS_TIME=$${DEADLOCKS_TIME:-60s} go test -race -count 1 -v -timeout 60m -run TestDeadlockStress ./internal/chaos
+
+onestatement: servers ## Look for a text or an argument of a caller's that becomes two statements on a session, by fuzzing on each server; "make test" runs the known ones
+	go test -run '^$$' -fuzz FuzzOneStatement -fuzztime $${FUZZ_TIME:-10m} -timeout 0 ./internal/unit
 
 leases: servers ## Commit all the time under a lease that is renewed meanwhile, on three servers
 	LEASE_TIME=$${LEASE_TIME:-10m} go test -race -count 1 -v -timeout 0 -run TestCommitsUnderLease ./internal/chaos

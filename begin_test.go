@@ -215,11 +215,10 @@ func TestUseDoesNotMoveTheLock(t *testing.T) {
 		h := stock.Acquire(t, s.open("lockNamespace=app"), "k")
 		defer h.Rollback()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), there.open("lockNamespace=app"), "k", func(context.Context) error { return nil }))
-		conn, err := s.open("lockNamespace=app").Conn(dbtest.Limited(t))
-		dbtest.OK(t, err)
-		defer conn.Close()
-		dbtest.Exec(t, conn, "USE "+there.Name)
-		dbtest.Is(t, "a second holder of the key, after USE", dbtest.Err(conn.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), nil)), mysqllock.ErrLocked)
+		db := s.open("lockNamespace=app")
+		db.SetMaxOpenConns(1)
+		dbtest.Exec(t, db, "USE "+there.Name)
+		dbtest.Is(t, "a second holder of the key, after USE", dbtest.Err(db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), nil)), mysqllock.ErrLocked)
 	})
 }
 

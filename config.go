@@ -23,7 +23,7 @@ import (
 
 // Config sets up locks for one database handle. The zero value works. Each
 // field mirrors a DSN parameter, whose name stands behind it; an unknown DSN
-// parameter that begins with "lock" and a capital letter is an error.
+// parameter that begins with "lock", or is like one of these, is an error.
 type Config struct {
 	// Strategy is how a lock is kept whose hint does not say: "row", which is
 	// also the meaning of "", "lease", "advisory" or "optimistic". (lockStrategy)
@@ -51,20 +51,18 @@ type Config struct {
 
 	// MaxConns is the most connections that this handle opens to the server, for
 	// everything: statements, transactions, locks, and killing waiters. 0 is no such
-	// limit; else it is at least 4. With it a caller that waits for a lock of this
+	// limit; else it is at least 5. Up to 7, three of them are kept for the driver, from 8 on
+	// four: statements, transactions and sessions have the others. The kept ones are for making rows
+	// and killing waiters (one, from 8 on two), for leases (one), and for advisory locks
+	// (one). With MaxConns a caller that waits for a lock of this
 	// process has no connection, and a connection of [database/sql] has a real one only
 	// while it needs it: leave SetMaxOpenConns alone. See docs/connections.md. (maxConns)
 	MaxConns int
 
-	// With MaxConns a connection for statements of the application is closed when it was
-	// not used for ConnMaxIdleTime, and any connection at the age of ConnMaxLifetime, once
-	// it is not in use; 0 is no limit. They are in place of SetConnMaxIdleTime and
-	// SetConnMaxLifetime.
-	// (connMaxIdleTime, connMaxLifetime)
-	ConnMaxIdleTime, ConnMaxLifetime time.Duration
-
-	// LockMaxConns is the most connections that sessions may have, beside those
-	// of database/sql; 0 means 16, and with MaxConns as many as that. Leases may have as
+	// LockMaxConns is the most sessions that Do, Acquire, and reads outside of transactions may
+	// have, beside the connections of database/sql; 0 means 16, and with MaxConns as many as that. A
+	// transaction of BeginTx, or a single write, has a session beside its connection of
+	// database/sql, which does not count. Leases may have as
 	// many again: a few hold all of them, and each key that this process waits for takes
 	// one. So may advisory locks; with MaxConns both have at most a quarter of it. Up to
 	// 4 more are used to make rows and to kill waiters. (lockMaxConns)
@@ -135,9 +133,10 @@ type Config struct {
 	Require string
 
 	// RequireKey is for those who want the right key, too: it gets a table that Require
-	// names, and that is about to be written under a lock, and the keys of that lock. Its
-	// error is the reason of an ErrNoLock. It must return soon, and not use the handle. nil
-	// takes any key. It has no DSN parameter.
+	// names, and that is about to be written under a lock, and the keys that the caller
+	// holds exclusively, sorted. A key that is held with [lockctx.Shared], or as one of
+	// several [lockctx.Slots], is none of them. Its error is the reason of an ErrNoLock. It
+	// must return soon, and not use the handle. nil takes any key. It has no DSN parameter.
 	RequireKey func(table string, keys []string) error
 
 	// Observer is told what becomes of locks: for metrics, traces and logs. nil
@@ -185,9 +184,9 @@ const (
 	defaultLockMaxConns = 16
 	maxStripes          = 10_000
 
-	// One to make rows and to kill, one each that holds leases and advisory locks, and
-	// one to run statements on.
-	minMaxConns = 4
+	// One to make rows and to kill, one each that holds leases and advisory locks, and two
+	// to run statements on: a caller that waits in the server may have one of these.
+	minMaxConns = 5
 
 	// With more than about ten handoffs in a row those who wait in other
 	// processes begin to wait many times as long as most others (measured with 4
@@ -219,7 +218,7 @@ func (c Config) settings() (handle.Settings, error) {
 		Strategy: c.Strategy, Wait: c.Wait, TTL: c.TTL, Table: table, Namespace: c.Namespace, Stripes: c.Stripes,
 		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow", Owner: c.Owner,
 		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer), LongHold: c.LongHold, SlowWait: c.SlowWait,
-		MaxConns: c.MaxConns, ConnMaxIdle: c.ConnMaxIdleTime, ConnMaxLife: c.ConnMaxLifetime, LockMaxConns: c.LockMaxConns,
+		MaxConns: c.MaxConns, LockMaxConns: c.LockMaxConns,
 		Required: required,
 	}, nil
 }
@@ -240,10 +239,6 @@ func (c Config) validate() error {
 		return bad("lockTTL is %v, want 1s or more", c.TTL)
 	case c.MaxConns != 0 && c.MaxConns < minMaxConns || c.MaxConns > 100_000:
 		return bad("maxConns is %d, want %d to 100000", c.MaxConns, minMaxConns)
-	case c.ConnMaxIdleTime < 0 || c.ConnMaxLifetime < 0:
-		return bad("connMaxIdleTime is %v and connMaxLifetime %v, want neither to be negative", c.ConnMaxIdleTime, c.ConnMaxLifetime)
-	case c.MaxConns == 0 && c.ConnMaxIdleTime+c.ConnMaxLifetime > 0:
-		return bad("connMaxIdleTime and connMaxLifetime go with maxConns; without it use SetConnMaxIdleTime and SetConnMaxLifetime")
 	case c.LockMaxConns < 0 || c.LockMaxConns > 100_000:
 		return bad("lockMaxConns is %d, want 1 to 100000", c.LockMaxConns)
 	case c.HandOvers < 0 || c.HandOverTime < 0:
@@ -297,17 +292,10 @@ func ParseDSN(dsn string) (*mysql.Config, Config, error) {
 		}
 		return nil, Config{}, err
 	}
-	return base, cfg, nil
-}
-
-// isOurs reports whether a DSN parameter is one of this driver's. Their names are not
-// those of system variables, which have no capital letters.
-func isOurs(name string) bool {
-	switch name {
-	case "maxConns", "connMaxIdleTime", "connMaxLifetime":
-		return true
+	if err := checkParams(base); err != nil {
+		return nil, Config{}, err
 	}
-	return strings.HasPrefix(name, "lock") && len(name) > 4 && name[4] >= 'A' && name[4] <= 'Z'
+	return base, cfg, nil
 }
 
 // splitDSN takes the lock parameters out of a DSN. System variables such as
@@ -324,8 +312,14 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	var rest []string
 	seen := make(map[string]bool)
 	for _, p := range strings.Split(params, "&") {
-		name, raw, _ := strings.Cut(p, "=")
-		if !isOurs(name) {
+		name, raw, found := strings.Cut(p, "=")
+		of := parameterOf(name)
+		if of == nil {
+			if !found { // go-sql-driver ignores it
+				if err := checkUnknown(name); err != nil {
+					return "", cfg, err
+				}
+			}
 			rest = append(rest, p)
 			continue
 		}
@@ -337,7 +331,7 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 			return "", cfg, fmt.Errorf("mysqllock: DSN parameter %s is given twice", name)
 		}
 		seen[name] = true
-		if err := cfg.set(name, value); err != nil {
+		if err := cfg.set(of, value); err != nil {
 			return "", cfg, err
 		}
 	}
@@ -348,58 +342,46 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	return plain, cfg, nil
 }
 
-// field returns a pointer to the field that a DSN parameter sets, nil if there is no such
-// parameter. If the field's zero is the default, a DSN cannot ask for 0: want is what it
-// can ask for.
-func (c *Config) field(parameter string) (field any, want string) {
-	switch parameter {
-	case "lockStrategy":
-		return &c.Strategy, ""
-	case "lockWait":
-		return &c.Wait, "more than 0s, or lockNoWait=true to fail at once"
-	case "lockNoWait":
-		return &c.NoWait, ""
-	case "lockTTL":
-		return &c.TTL, "1s or more"
-	case "lockTable":
-		return &c.Table, ""
-	case "maxConns":
-		return &c.MaxConns, fmt.Sprintf("%d to 100000", minMaxConns)
-	case "connMaxIdleTime":
-		return &c.ConnMaxIdleTime, ""
-	case "connMaxLifetime":
-		return &c.ConnMaxLifetime, ""
-	case "lockMaxConns":
-		return &c.LockMaxConns, "1 to 100000"
-	case "lockNamespace":
-		return &c.Namespace, ""
-	case "lockStripes":
-		return &c.Stripes, fmt.Sprintf("1 to %d", maxStripes)
-	case "lockSchema":
-		return &c.Schema, ""
-	case "lockOwner":
-		return &c.Owner, ""
-	case "lockHandOvers":
-		return &c.HandOvers, "1 or more"
-	case "lockHandOverTime":
-		return &c.HandOverTime, "more than 0s"
-	case "lockUnsafe":
-		return &c.Unsafe, ""
-	case "lockRequire":
-		return &c.Require, ""
+// A parameter of a DSN sets a field of Config.
+type parameter struct {
+	name  string
+	field func(c *Config) any // a pointer to it
+	want  string              // what a DSN can ask for, if the field's zero is the default; "" if it can ask for that
+}
+
+var parameters = []parameter{
+	{"lockStrategy", func(c *Config) any { return &c.Strategy }, ""},
+	{"lockWait", func(c *Config) any { return &c.Wait }, "more than 0s, or lockNoWait=true to fail at once"},
+	{"lockNoWait", func(c *Config) any { return &c.NoWait }, ""},
+	{"lockTTL", func(c *Config) any { return &c.TTL }, "1s or more"},
+	{"lockTable", func(c *Config) any { return &c.Table }, ""},
+	{"maxConns", func(c *Config) any { return &c.MaxConns }, fmt.Sprintf("%d to 100000", minMaxConns)},
+	{"lockMaxConns", func(c *Config) any { return &c.LockMaxConns }, "1 to 100000"},
+	{"lockNamespace", func(c *Config) any { return &c.Namespace }, ""},
+	{"lockStripes", func(c *Config) any { return &c.Stripes }, fmt.Sprintf("1 to %d", maxStripes)},
+	{"lockSchema", func(c *Config) any { return &c.Schema }, ""},
+	{"lockOwner", func(c *Config) any { return &c.Owner }, ""},
+	{"lockHandOvers", func(c *Config) any { return &c.HandOvers }, "1 or more"},
+	{"lockHandOverTime", func(c *Config) any { return &c.HandOverTime }, "more than 0s"},
+	{"lockUnsafe", func(c *Config) any { return &c.Unsafe }, ""},
+	{"lockRequire", func(c *Config) any { return &c.Require }, ""},
+}
+
+// parameterOf returns the parameter of a name, nil if there is none.
+func parameterOf(name string) *parameter {
+	at := slices.IndexFunc(parameters, func(p parameter) bool { return p.name == name })
+	if at < 0 {
+		return nil
 	}
-	return nil, ""
+	return &parameters[at]
 }
 
 // set sets the field of a DSN parameter.
-func (c *Config) set(parameter, value string) (err error) {
-	field, want := c.field(parameter)
-	if field == nil {
-		return fmt.Errorf("mysqllock: unknown DSN parameter %s", parameter)
-	}
+func (c *Config) set(of *parameter, value string) (err error) {
 	if value == "" {
-		return fmt.Errorf("mysqllock: DSN parameter %s is empty", parameter)
+		return fmt.Errorf("mysqllock: DSN parameter %s is empty", of.name)
 	}
+	field := of.field(c)
 	switch field := field.(type) {
 	case *string:
 		*field = value
@@ -412,12 +394,12 @@ func (c *Config) set(parameter, value string) (err error) {
 	}
 	if err != nil {
 		if _, as := time.ParseDuration(value + "s"); as == nil && strings.HasPrefix(err.Error(), "time: missing unit") {
-			return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q, want %ss", parameter, value, value)
+			return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q, want %ss", of.name, value, value)
 		}
-		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", parameter, value)
+		return fmt.Errorf("mysqllock: DSN parameter %s: cannot read %q", of.name, value)
 	}
-	if is := reflect.ValueOf(field).Elem(); want != "" && is.IsZero() {
-		return fmt.Errorf("mysqllock: %s is %v, want %s", parameter, is, want)
+	if is := reflect.ValueOf(field).Elem(); of.want != "" && is.IsZero() {
+		return fmt.Errorf("mysqllock: %s is %v, want %s", of.name, is, of.want)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 type conn struct {
 	of     *unit.Conn
 	k      *connector
-	direct bool   // there is no wrapper of drivers above it
+	direct bool   // DB.Driver leads to its connector, so that no probe comes
 	closed func() // is told when it is closed; nil is nobody
 }
 

@@ -63,7 +63,6 @@
 //	lockctx.Optimistic            none: the commit compares          rare conflicts, forms
 //	lockctx.Shared                a shared row lock                  many readers, one writer
 //	lockctx.Slots                 up to n row locks or leases        a semaphore
-//	lockctx.SkipLocked, Claim     on the caller's own rows           workers on a table of tasks
 //
 // Row locks and leases on the same key exclude each other, and an optimistic commit
 // notices both. Advisory locks exclude only advisory locks. An advisory lock is checked
@@ -83,7 +82,9 @@
 //     is "commit" the outcome can be unknown. Nothing was retried on another connection.
 //   - [ErrUnsafe], [ErrNoEnd], [ErrStaleRead], [ErrStaleSnapshot]: the lock
 //     cannot protect this code. The error says what to do instead.
-//   - [ErrExhausted]: too few connections for sessions. See [Config.LockMaxConns].
+//   - [ErrExhausted]: no connection to ask on; the error names the bound, such as
+//     [Config.MaxConns] or [Config.LockMaxConns].
+//   - [ErrNoAnswer]: the server has not answered.
 //   - [ErrClosed]: the handle, or the hold, is closed.
 //
 // # More

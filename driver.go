@@ -11,6 +11,8 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -26,7 +28,7 @@ func init() { sql.Register("mysqllock", &Driver{}) }
 // Driver is the database/sql driver, registered as "mysqllock". Its DSN is that
 // of go-sql-driver/mysql with the parameters of [Config] added.
 type Driver struct {
-	c *connector // of the handle whose DB.Driver returned it; nil for the registered one
+	c *connector // that has made it; nil if a program has
 }
 
 var (
@@ -45,11 +47,14 @@ func (d *Driver) OpenConnector(dsn string) (driver.Connector, error) {
 
 // NewConnector returns a connector for [sql.OpenDB]. cfg is not changed. It
 // connects to nothing.
-// A connector is for one handle: closing a handle closes its connector, and with it
-// any other handle that was opened on the same one.
+// A connector is for one handle at a time: to close a handle ends all that is held by its
+// connector. A connection that is opened later, by another handle, works as on a new connector.
 func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	s, err := c.settings()
 	if err != nil {
+		return nil, err
+	}
+	if err := checkParams(cfg); err != nil {
 		return nil, err
 	}
 	cfg = cfg.Clone()
@@ -64,10 +69,15 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := handle.Connectors{Base: base, ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second)}
+	how := handle.Connectors{Base: base, Several: true, Splits: !cfg.MultiStatements, ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second)}
 	if cfg.ReadTimeout > 0 {
 		how.LockReadTimeout = min(how.LockReadTimeout, cfg.ReadTimeout)
 	}
+	cfg.MultiStatements = true
+	if how.Session, err = mysql.NewConnector(cfg); err != nil {
+		return nil, err
+	}
+	cfg.MultiStatements = false // beside leases nothing else of the driver's own needs it
 	// Contexts limit what runs on connections of the driver's own, where waiting is no
 	// failure. Those for leases and advisory locks have a limit beside that, which costs less.
 	cfg.ReadTimeout = 0
@@ -83,10 +93,14 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	if how.Lease, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	if err := c.bases(&how.Base, &how.Own, &how.Lock, &how.Lease); err != nil {
+	cfg.MultiStatements = true
+	if how.Leases, err = mysql.NewConnector(cfg); err != nil {
 		return nil, err
 	}
-	return newConnector(how, s, how.Base, how.Own, how.Lock, how.Lease), nil
+	if err := c.bases(&how.Base, &how.Session, &how.Own, &how.Lock, &how.Lease, &how.Leases); err != nil {
+		return nil, err
+	}
+	return newConnector(how, s, how.Base, how.Session, how.Own, how.Lock, how.Lease, how.Leases), nil
 }
 
 // seeSockets lets the budget of connections see when one has ended, unless they go over a
@@ -119,7 +133,8 @@ const budgetAttribute = "mysqllock_budget"
 
 // Wrap returns a connector for one handle, by [sql.OpenDB], over any connector that speaks
 // MySQL, with TLS or IAM sign-in, or traced. Sessions are connections
-// that base opens, too. Everything of base that database/sql would use is
+// that base opens, too, and a transaction with a lock begins and ends there by BeginTx, Commit
+// and Rollback of its driver. Everything of base that database/sql would use is
 // used, and nothing is claimed that base lacks. A limit of base on how long an
 // answer may take also limits how long a lock can be waited for.
 // A mock does not answer the statements of locks: for that there is package mysqllocktest.
@@ -131,16 +146,17 @@ func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
 	if err := c.bases(&base); err != nil {
 		return nil, err
 	}
-	return newConnector(handle.Connectors{Base: base, Own: base, Lock: base, Lease: base}, s, base), nil
+	return newConnector(handle.Connectors{Base: base, Session: base, Own: base, Lock: base, Lease: base, Leases: base}, s, base), nil
 }
 
-// connector is the connector of one database handle.
+// connector is the connector of one database handle at a time.
 type connector struct {
-	*handle.Handle
-	base   driver.Connector   // opens connections that the application's statements run on
-	all    []driver.Connector // each that is to be closed, once
-	driver *Driver            // which leads back here
-	light  bool               // what database/sql gets has a real connection only while it needs one
+	how      handle.Connectors
+	settings handle.Settings
+	all      []driver.Connector // each that is to be closed, once
+
+	last   atomic.Pointer[handle.Handle]
+	making sync.Mutex // held while another one is made
 }
 
 var (
@@ -149,44 +165,70 @@ var (
 )
 
 func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connector) *connector {
-	k := &connector{Handle: handle.New(how, s), base: how.Base, all: all, light: s.MaxConns > 0}
-	k.driver = &Driver{c: k}
+	k := &connector{how: how, settings: s, all: all}
+	k.last.Store(handle.New(how, s))
 	return k
+}
+
+// open returns the handle that is not closed, and makes one if the last one is: its sql.DB was
+// closed, and another one uses the connector.
+func (k *connector) open() *handle.Handle {
+	k.making.Lock()
+	defer k.making.Unlock()
+	h := k.last.Load()
+	if h.Closed() {
+		h = handle.New(k.how, k.settings)
+		k.last.Store(h)
+	}
+	return h
 }
 
 // Connect opens one of database/sql's connections.
 func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
-	return k.connect(ctx, statement.Direct(), nil)
+	return k.connect(ctx, statement.Caller(), nil)
 }
 
-// connect is Connect. direct: database/sql itself has the connection, not a wrapper of
-// drivers. closed is told when the connection is closed; nil is nobody.
-func (k *connector) connect(ctx context.Context, direct bool, closed func()) (driver.Conn, error) {
-	c := &conn{k: k, direct: direct, closed: closed}
-	told := direct || closed == nil && k.Told.Load() // different wrappers may use the connector of a DSN
-	if k.light {
-		c.of = unit.NewLight(k.Handle, told)
+// connect is Connect. wrapper is the package of a wrapper of drivers that has the connection; "" for
+// database/sql itself. closed is told when the connection is closed; nil is nobody.
+func (k *connector) connect(ctx context.Context, wrapper string, closed func()) (_ driver.Conn, err error) {
+	if err := ctx.Err(); err != nil { // as that of a sql.DB which is being closed
+		return nil, err
+	}
+	start, h := time.Now(), k.open()
+	defer func() {
+		if err != nil {
+			err = unit.Unconnected(ctx, h, start, err)
+		}
+	}()
+	c := &conn{k: k, direct: wrapper == "" && closed == nil, closed: closed}
+	above := h.Wrapper(wrapper)
+	if h.Bounded() {
+		c.of = unit.NewLight(h, above)
 		sample, err := c.of.Sample(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return c.shaped(sample), nil
 	}
-	base, err := k.base.Connect(ctx)
+	base, err := k.how.Base.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.of = unit.NewConn(k.Handle, base, told)
+	c.of = unit.NewConn(h, base, above)
 	return c.shaped(base), nil
 }
 
-// Driver returns a *Driver that leads back to this connector.
-func (k *connector) Driver() driver.Driver { return k.driver }
+// Driver returns a *Driver that leads back to this connector, and a new one each time:
+// see handleOf.
+func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
+
+// RenewNow has all leases of the handle renewed at once, for package mysqllocktest.
+func (k *connector) RenewNow() { k.last.Load().RenewNow() }
 
 // Close ends every session, rolling back what is open on it, and closes the
 // driver's own connections. database/sql calls it from DB.Close.
 func (k *connector) Close() error {
-	k.Handle.Close()
+	k.last.Load().Close()
 	var errs []error
 	for _, base := range k.all {
 		if c, ok := base.(io.Closer); ok {
@@ -220,7 +262,7 @@ type PoolStats struct {
 // Stats returns the counts of db. It fails if db was not opened with this driver. See [Do]
 // for wrappers of drivers.
 func Stats(db *sql.DB) (PoolStats, error) {
-	k, err := connectorOf(context.Background(), db)
+	k, err := handleOf(context.Background(), db)
 	if err != nil {
 		return PoolStats{}, err
 	}

@@ -2,6 +2,8 @@ package mysqllock
 
 import (
 	"context"
+	"database/sql"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -54,9 +56,9 @@ var goodDSNs = []struct {
 	{dsnBare + "?lockTable=ops.my-locks$_1", dsnBare, Config{Table: "ops.my-locks$_1"}},
 	{dsnBare + "?lockMaxConns=1", dsnBare, Config{LockMaxConns: 1}},
 	{dsnBare + "?lockMaxConns=100000", dsnBare, Config{LockMaxConns: 100_000}},
-	{dsnBare + "?maxConns=4", dsnBare, Config{MaxConns: 4}},
-	{dsnBare + "?maxConns=25&connMaxIdleTime=1m&connMaxLifetime=1h&lockMaxConns=5&max_connections=3", dsnBare + "?max_connections=3", Config{
-		MaxConns: 25, ConnMaxIdleTime: time.Minute, ConnMaxLifetime: time.Hour, LockMaxConns: 5,
+	{dsnBare + "?maxConns=5", dsnBare, Config{MaxConns: 5}},
+	{dsnBare + "?maxConns=25&lockMaxConns=5&max_connections=3", dsnBare + "?max_connections=3", Config{
+		MaxConns: 25, LockMaxConns: 5,
 	}},
 	{dsnBare + "?lockNamespace=a%26b%2Fc+d%00", dsnBare, Config{Namespace: "a&b/c d\x00"}},
 	{dsnBare + "?lockSchema=auto", dsnBare, Config{Schema: "auto"}},
@@ -118,9 +120,9 @@ var badDSNs = []struct {
 	dsn  string
 	says string
 }{
-	{dsnBare + "?lockTimeout=1s", "unknown DSN parameter lockTimeout"},
-	{dsnBare + "?lockX", "DSN parameter lockX"},
-	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", "unknown DSN parameter lockKey"},
+	{dsnBare + "?lockTimeout=1s", `unknown DSN parameter "lockTimeout"`},
+	{dsnBare + "?lockX", `DSN parameter "lockX"`},
+	{dsnBare + "?parseTime=true&lockKey=a&loc=UTC", `unknown DSN parameter "lockKey"`},
 
 	{dsnBare + "?lockStrategy=redis", `lockStrategy is "redis", want row, lease, advisory or optimistic`},
 	{dsnBare + "?lockHandOvers=0", "lockHandOvers is 0, want 1 or more"},
@@ -171,12 +173,12 @@ var badDSNs = []struct {
 	{dsnBare + "?lockMaxConns=many", `lockMaxConns: cannot read "many"`},
 	{dsnBare + "?lockMaxConns=1.5", `lockMaxConns: cannot read "1.5"`},
 
-	{dsnBare + "?maxConns=0", "maxConns is 0, want 4 to 100000"},
-	{dsnBare + "?maxConns=3", "maxConns is 3, want 4 to 100000"},
-	{dsnBare + "?maxConns=-1", "maxConns is -1, want 4 to 100000"},
+	{dsnBare + "?maxConns=0", "maxConns is 0, want 5 to 100000"},
+	{dsnBare + "?maxConns=4", "maxConns is 4, want 5 to 100000"},
+	{dsnBare + "?maxConns=-1", "maxConns is -1, want 5 to 100000"},
 	{dsnBare + "?maxConns=many", `maxConns: cannot read "many"`},
-	{dsnBare + "?connMaxIdleTime=1m", "connMaxIdleTime and connMaxLifetime go with maxConns"},
-	{dsnBare + "?maxConns=25&connMaxLifetime=-1s", "want neither to be negative"},
+	{dsnBare + "?connMaxIdleTime=1m", "connMaxIdleTime is no DSN parameter; use db.SetConnMaxIdleTime"},
+	{dsnBare + "?maxConns=25&connMaxLifetime=1h", "connMaxLifetime is no DSN parameter; use db.SetConnMaxLifetime"},
 
 	{dsnBare + "?lockNamespace=" + long, "lockNamespace is longer than 255 bytes"},
 	{dsnBare + "?lockNamespace=", "lockNamespace is empty"},
@@ -201,6 +203,96 @@ var badDSNs = []struct {
 	{"app:" + password + "@tcp(127.0.0.1:3306/shop", "invalid DSN"},
 	{"app:swordfish@tcp(127.0.0.1:3306)", "invalid DSN"},
 	{"app:sword?lockFish@tcp(127.0.0.1:3306)", "invalid DSN"},
+	{"app:cr3t/x?lockFish@tcp(127.0.0.1:3306)", "no address that can be read"},
+}
+
+// typos are parameters that programs mean for this driver, and what the error names instead.
+var typos = map[string]string{
+	"maxConn=25": "maxConns", "maxconns=25": "maxConns", "MaxConns=25": "maxConns", "MAXCONNS=25": "maxConns", "max_conns=25": "maxConns", "max-conns=25": "maxConns",
+	"maxCons=25": "maxConns", "maxConnections=25": "maxConns", "maxOpenConns=25": "maxConns", "maxConns_=25": "maxConns", "maxcnons=25": "maxConns",
+	"lockwait=3s": "lockWait", "LockWait=3s": "lockWait", "lock_wait=3s": "lockWait", "lock-wait=3s": "lockWait", "lockWiat=3s": "lockWait", "lokcWait=3s": "lockWait",
+	"LOCKWAIT=3s": "lockWait", "lockWaits=3s": "lockWait", "lockWaitTimeout=3s": "lockWait", "locksWait=3s": "lockWait", "lockwait": "lockWait",
+	"LockTTL=30s": "lockTTL", "lockTtl=30s": "lockTTL", "lockttl=30s": "lockTTL", "lock_ttl=30s": "lockTTL", "lockTTTL=30s": "lockTTL", "lockTTL%20=30s": "lockStrategy, lockWait",
+	"lockNowait": "lockNoWait", "locknowait=true": "lockNoWait", "LockNoWait": "lockNoWait", "noLockWait=true": "lockWait",
+	"locktable=locks": "lockTable", "lock_table=locks": "lockTable", "lockTables=locks": "lockTable",
+	"lockMaxConn=5": "lockMaxConns", "lockmaxconns=5": "lockMaxConns", "lockMaxOpenConns=5": "lockMaxConns",
+	"lockNameSpace=a": "lockNamespace", "lockHandsOver=3": "lockHandOvers", "lockHandsOverTime=3ms": "lockHandOverTime", "lockRequired=p": "lockRequire",
+	"lockStrategie=row": "lockStrategy", "strategy=row": "", "lockstripe=8": "lockStripes", "lockscheme=manual": "lockSchema", "lockowner=me": "lockOwner", "lockunsafe=allow": "lockUnsafe",
+	"lockTimeout=3s": "lockStrategy, lockWait, lockNoWait", "locktimeout=3s": "lockStrategy, lockWait, lockNoWait", "LOCKKEY=a": "lockStrategy, lockWait, lockNoWait",
+	" maxConns=25": "maxConns", "\n\tlockWait=3s": "lockWait", "maxConns =25": "maxConns", "lock wait=3s": "lockWait",
+	"lockA_b=3": "lockStrategy, lockWait, lockNoWait",
+
+	// What may be of the server, or is known to go-sql-driver.
+	"lock_wait_timeout=5": "", "LOCK_WAIT_TIMEOUT=5": "", "max_connections=5": "", "innodb_lock_wait_timeout=5": "", "max_connect_errors=5": "", "lock=1": "", "LOCK=1": "",
+	"autocommit=1": "", "AutoCommit=1": "", "sql_mode=''": "", "@lockWait=1": "", "lock_order=1": "", "x=1": "", "maxx=1": "", "locked_in_memory=1": "",
+	"validate_password.length=8": "", "session%20lock_wait_timeout=5": "", "maxAllowedPacket=0": "", "flag": "", "": "",
+	"workload=olap": "", "ddl_strategy=direct": "", "columnsWithAlias=true": "", "connectionAttributes=a:b": "", "timeTruncate=1s": "", "timeout=1s": "", "readTimeout=1s": "", "writeTimeout=1s": "", "loc=UTC": "",
+}
+
+// TestATypoInTheDSNNamesTheParameter: what looks like a parameter of this driver is an error
+// when the handle is opened, not the server's at its first statement.
+func TestATypoInTheDSNNamesTheParameter(t *testing.T) {
+	for typo, want := range typos {
+		db, err := sql.Open("mysqllock", dsnBare+"?parseTime=true&"+typo)
+		if err == nil {
+			dbtest.OK(t, db.Close())
+		}
+		name, _, _ := strings.Cut(typo, "=")
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s is refused: %v", typo, err)
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("mysqllock: unknown DSN parameter %q, want %s", name, want))):
+			t.Errorf("%s: %v, want an error that names %s", typo, err, want)
+		}
+	}
+}
+
+// TestNewConnectorFindsItsParametersInParams: a program that reads its DSN with the plain driver's
+// ParseDSN is told to use ours.
+func TestNewConnectorFindsItsParametersInParams(t *testing.T) {
+	for param, says := range map[string]string{
+		"maxConns=25": "has maxConns, which this driver must read; use mysqllock.ParseDSN", "lockWait=3s": "has lockWait, which",
+		"lockwait=3s": `unknown DSN parameter "lockwait", want lockWait`,
+	} {
+		cfg, err := mysql.ParseDSN(dsnBare + "?" + param)
+		dbtest.OK(t, err)
+		_, err = NewConnector(cfg, Config{})
+		dbtest.Says(t, err, says)
+	}
+}
+
+// TestNoSystemVariableIsRefused: a DSN may set each system variable that a server has, however
+// its letters are written.
+func TestNoSystemVariableIsRefused(t *testing.T) {
+	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
+		db := d.Open("mysql")
+		names := append(variables(t, db, "SHOW GLOBAL VARIABLES"), variables(t, db, "SHOW SESSION VARIABLES")...)
+		if len(names) < 1000 {
+			t.Errorf("the server tells of only %d", len(names))
+		}
+		t.Logf("%d names", len(names))
+		for _, name := range names {
+			for _, name := range []string{name, strings.ToUpper(name), strings.ToUpper(name[:1]) + name[1:], "SESSION " + name, "global " + name, "@@" + name} {
+				if _, _, err := ParseDSN(dsnBare + "?" + name + "=1"); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}
+
+func variables(t *testing.T, db *sql.DB, show string) (names []string) {
+	t.Helper()
+	rows, err := db.QueryContext(t.Context(), show)
+	dbtest.OK(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		dbtest.OK(t, rows.Scan(&name, new(sql.RawBytes)))
+		names = append(names, name)
+	}
+	dbtest.OK(t, rows.Err())
+	return names
 }
 
 func TestBadDSN(t *testing.T) {
@@ -214,7 +306,7 @@ func TestBadDSN(t *testing.T) {
 			t.Errorf("%s\nfails with %v\n     want %s", c.dsn, err, c.says)
 		}
 		for _, secret := range []string{password, "cr3t", "sword", "Fish"} {
-			if strings.Contains(err.Error(), secret) {
+			if strings.Contains(strings.Replace(err.Error(), "user:password@", "", 1), secret) {
 				t.Errorf("the error tells the password: %v", err)
 			}
 		}
@@ -355,7 +447,7 @@ func FuzzDSN(f *testing.F) {
 		}
 
 		plain, cfg, err := splitDSN(dsn) // must not panic
-		if lockParameter.MatchString(tail) {
+		if lockParameter.MatchString(tail) || err != nil && strings.Contains(err.Error(), "unknown DSN parameter") {
 			return
 		}
 		if err != nil || plain != dsn || !reflect.DeepEqual(cfg, Config{}) {
@@ -386,8 +478,12 @@ func tellsPassword(t *testing.T, dsn, secret string) {
 		return
 	}
 	rest := strings.Replace(dsn, secret, "", 1)
+	ours := "mysqllock: unknown DSN parameter"
+	for _, p := range parameters {
+		ours += " " + p.name
+	}
 	for _, word := range strings.FieldsFunc(secret, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
-		if len(word) > 5 && strings.Contains(err.Error(), word) && !strings.Contains(rest, word) && !strings.Contains("mysqllock: DSN parameter", word) {
+		if len(word) > 5 && strings.Contains(err.Error(), word) && !strings.Contains(rest, word) && !strings.Contains(ours, word) {
 			t.Errorf("the error of %q tells the password: %v", dsn, err)
 		}
 	}

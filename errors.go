@@ -15,6 +15,7 @@ var (
 	ErrLocked        = lockerr.ErrLocked
 	ErrTimeout       = lockerr.ErrTimeout
 	ErrExhausted     = lockerr.ErrExhausted
+	ErrNoAnswer      = lockerr.ErrNoAnswer
 	ErrLost          = lockerr.ErrLost
 	ErrDeadlock      = lockerr.ErrDeadlock
 	ErrConflict      = lockerr.ErrConflict

@@ -99,7 +99,10 @@ func TestCloseEndsEverything(t *testing.T) {
 		if took := time.Since(start); took > time.Minute {
 			t.Errorf("Close took %v, as long as a statement on a session", took)
 		}
-		dbtest.Is(t, "a statement that Close has ended", <-busy, mysqllock.ErrLost)
+		switch err := <-busy; { // its caller's context has not ended
+		case !errors.Is(err, mysqllock.ErrLost), !errors.Is(err, mysqllock.ErrClosed), errors.Is(err, context.Canceled):
+			t.Errorf("a statement that Close has ended: %v", err)
+		}
 		dbtest.Is(t, "a waiter of a closed handle", <-waits, mysqllock.ErrClosed)
 		dbtest.Soon(t, "the holder of a lease is told", func() bool { return errors.Is(context.Cause(leased.Context()), mysqllock.ErrLost) })
 		if err := h.Release(); err == nil {
@@ -182,6 +185,9 @@ func TestDoTellsALossThatItsFunctionHides(t *testing.T) {
 		for what, loss := range s.losses() {
 			for how, use := range s.in(db) {
 				for kind, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
+					if kind == "optimistic" && how == "an inner Do" {
+						continue // its row lock goes with no version
+					}
 					for _, returned := range []error{nil, sql.ErrTxDone, context.Canceled} {
 						name := fmt.Sprintf("%s in %s, %s, %v", what, how, kind, returned)
 						err := mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {

@@ -33,7 +33,7 @@ import (
 // connections than allowed.
 func TestMaxConnsFewForManyKeys(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 4}} {
+		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 6}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
 			base := dbtest.Random()
 			dbtest.Exec(t, s.plain, "DELETE FROM p")
@@ -73,7 +73,7 @@ func TestMaxConnsFewForManyKeys(t *testing.T) {
 // with an error that says so.
 func TestMaxConnsSecond(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.limited(t, 4, "lockWait=200ms")
+		db := s.limited(t, 6, "lockWait=200ms")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
 			return nil
 		}, lockctx.Wait(time.Minute))) // the table is there
@@ -97,7 +97,7 @@ func TestMaxConnsSecond(t *testing.T) {
 				var n int
 				err = db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&n)
 				dbtest.Want(t, err, mysqllock.ErrExhausted)
-				dbtest.Says(t, err, "none of the 4 connections", "maxConns", "3 in use, of which 0 wait in the server", "1 reserved")
+				dbtest.Says(t, err, "none of the 6 connections", "maxConns", "3 in use, of which 0 wait in the server", "3 kept")
 				asked.Done()
 				asked.Wait()
 			})
@@ -107,32 +107,12 @@ func TestMaxConnsSecond(t *testing.T) {
 	})
 }
 
-// TestMaxConnsLate: transactions that have all connections, and then ask for a lock that is
-// kept on another one, are told what they lack, however their wait ends.
-func TestMaxConnsLate(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()} {
-			db := s.limited(t, 4)
-			dbtest.Exec(t, db, "DO 1")
-			var last *sql.Tx
-			for range 3 {
-				last = dbtest.Begin(t, dbtest.Limited(t), db)
-			}
-			ctx, cancel := context.WithTimeout(dbtest.Limited(t), time.Second)
-			_, err := last.ExecContext(lockctx.With(ctx, "late "+name, opt), "DO 1")
-			cancel()
-			dbtest.Is(t, name, err, mysqllock.ErrExhausted)
-			dbtest.Is(t, name, err, context.DeadlineExceeded)
-		}
-	})
-}
-
 // TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
 // as their contexts last, however short their wait for the lock is.
 func TestMaxConnsInTurn(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
-			db := s.limited(t, 4, "lockWait="+wait.String())
+			db := s.limited(t, 6, "lockWait="+wait.String())
 			defer db.Close()
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
 				return nil
@@ -172,7 +152,7 @@ func TestMaxConnsInTurn(t *testing.T) {
 func TestMaxConnsQueue(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
-		db := s.limited(t, 5)
+		db := s.limited(t, 7)
 		key := dbtest.Random()
 		var waiter sync.WaitGroup
 		defer waiter.Wait()
@@ -183,7 +163,7 @@ func TestMaxConnsQueue(t *testing.T) {
 				return st
 			}
 			var open []*sql.Rows
-			for range 4 - stat().Leases.InUse {
+			for range 4 {
 				rows, err := db.Query("SELECT id FROM p")
 				dbtest.OK(t, err)
 				open = append(open, rows)
@@ -205,14 +185,15 @@ func TestMaxConnsQueue(t *testing.T) {
 			dbtest.Soon(t, "the key is waited for", func() bool { return stat().Waiters == 1 })
 			done := make(chan struct{}, 2)
 			queued := func(name string, f func() error) {
-				before := stat().App.Waiting
+				waiting := func() int { st := stat(); return st.App.Waiting + st.Waiting } // a statement of the holder's takes a session
+				before := waiting()
 				go func() {
 					if err := f(); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					done <- struct{}{}
 				}()
-				dbtest.Soon(t, name+" queues", func() bool { return stat().App.Waiting == before+1 })
+				dbtest.Soon(t, name+" queues", func() bool { return waiting() == before+1 })
 			}
 			queued("another", func() error { _, err := db.Exec("INSERT INTO went (who) VALUES ('another')"); return err })
 			queued("the holder", func() error { return exec(ctx, db, "INSERT INTO went (who) VALUES ('the holder')") })
@@ -348,7 +329,8 @@ func TestMaxConnsPrepared(t *testing.T) {
 // an error.
 func TestMaxConnsLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.limited(t, 5)
+		db := s.limited(t, 7)
+		db.SetMaxIdleConns(4)
 		ids := make(map[int]bool)
 		var open []*sql.Conn
 		for range 4 {
@@ -396,7 +378,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 			},
 		} {
 			t.Run(name, func(t *testing.T) {
-				db := s.limited(t, 4) // three, and one for control
+				db := s.limited(t, 6) // three, and those that are kept
 				ctx := dbtest.Within(t, 100*time.Second)
 				var callers sync.WaitGroup
 				for range 3 {
@@ -429,7 +411,7 @@ func TestMaxConnsAbandoned(t *testing.T) {
 // for it either.
 func TestMaxConnsAbandonedOverASocket(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.at(s.Changed(dbtest.OverSocket(t, s.Server))).open("maxConns=4")
+		db := s.at(s.Changed(dbtest.OverSocket(t, s.Server))).open("maxConns=6")
 		ctx := dbtest.Within(t, 100*time.Second)
 		for i := range 40 { // for as many times three seconds, if each place is kept
 			var callers sync.WaitGroup
@@ -478,45 +460,6 @@ func TestMaxConnsBareSocket(t *testing.T) {
 				sell()
 			}
 			return opened.Load() == before
-		})
-	})
-}
-
-// TestMaxConnsAreRotated: at their age connections are closed, however busy they are, those of
-// units of work, too, and no caller notices. What is idle for long is closed, too.
-func TestMaxConnsAreRotated(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.limited(t, 6, "connMaxLifetime=500ms")
-		ctx, key := dbtest.Limited(t), dbtest.Random()
-		var sold int
-		ids := func() (now [3]int) { // of a statement's connection, of a transaction's, and of a session
-			dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID()").Scan(&now[0]))
-			tx := dbtest.Begin(t, lockctx.With(ctx, key), db)
-			dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&now[1]))
-			dbtest.OK(t, tx.Commit())
-			dbtest.OK(t, mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
-				return errors.Join(err, db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&now[2]))
-			}))
-			sold++
-			return now
-		}
-		first, changed := ids(), [3]bool{}
-		dbtest.Soon(t, "all of them are others", func() bool {
-			for i, id := range ids() {
-				changed[i] = changed[i] || !slices.Contains(first[:], id)
-			}
-			return changed == [3]bool{true, true, true}
-		})
-		s.wantStock(1, 10-sold)
-		dbtest.OK(t, db.Close())
-
-		db = s.limited(t, 6, "connMaxIdleTime=200ms")
-		dbtest.Exec(t, db, "DO 0")
-		dbtest.Soon(t, "what is idle is closed", func() bool {
-			st, err := mysqllock.Stats(db)
-			dbtest.OK(t, err)
-			return st.App.Idle == 0 && st.App.InUse == 0
 		})
 	})
 }
@@ -609,7 +552,7 @@ func TestMaxConnsNoWait(t *testing.T) {
 		sold := 0
 		for name, way := range ways {
 			base := dbtest.Random()
-			const keys = 7 // blockMax is 4
+			const keys = 7 // blockMax is 2
 			var taken []string
 			for i := range keys {
 				taken = append(taken, fmt.Sprint(base, i))
@@ -626,7 +569,7 @@ func TestMaxConnsNoWait(t *testing.T) {
 			dbtest.Soon(t, "those that may not wait in the server queue", func() bool {
 				st, err := mysqllock.Stats(db)
 				dbtest.OK(t, err)
-				return st.App.Waiting+st.Waiting == keys-4
+				return st.App.Waiting+st.Waiting == keys-2
 			})
 			for range 5 {
 				dbtest.OK(t, way(dbtest.Limited(t), base+"free", lockctx.NoWait()))
@@ -663,7 +606,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		tenant := newScratch(s.Beside(t))
 		dbtest.Exec(t, tenant.plain, "UPDATE p SET stock = 77")
-		db := s.open("maxConns=4")
+		db := s.open("maxConns=6")
 		const stock = "SELECT stock FROM p WHERE id = ?"
 		run := func(st *sql.Stmt, want string, arg any) {
 			t.Helper()
@@ -710,7 +653,7 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 // under a lock after the other, also where it was first prepared in one of them.
 func TestMaxConnsPreparedInTransactions(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("maxConns=4")
+		db := s.open("maxConns=6")
 		less, err := db.Prepare("UPDATE p SET stock = stock - ? WHERE id = 1")
 		dbtest.OK(t, err)
 		defer less.Close()
@@ -733,7 +676,7 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 // valid does not give it away.
 func TestMaxConnsRawValid(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("maxConns=4")
+		db := s.open("maxConns=6")
 		conn := dbtest.Conn(t, db)
 		valid := func() {
 			t.Helper()
@@ -786,7 +729,7 @@ func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 		}
 		for i, first := range values {
 			for j, second := range values {
-				db := s.open("maxConns=4")
+				db := s.open("maxConns=6")
 				db.SetMaxOpenConns(1)
 				for k, value := range []any{first, second, first} {
 					if got, want := answer(db, value), plain[[]int{i, j, i}[k]]; got != want {
@@ -803,7 +746,7 @@ func TestMaxConnsPreparedKeepsNoTypesOfOthers(t *testing.T) {
 // has run, also for other users of its text with arguments of the same types.
 func TestMaxConnsPreparedCostsOneCommand(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db, tap := s.tapped(mysqllock.Config{MaxConns: 4})
+		db, tap := s.tapped(mysqllock.Config{MaxConns: 6})
 		for range 2 {
 			st, err := db.Prepare("SELECT stock FROM p WHERE id = ?")
 			dbtest.OK(t, err)
@@ -828,7 +771,7 @@ func (b byStatement) QueryRowContext(ctx context.Context, _ string, args ...any)
 // through the handle, as an ORM with a cache of statements does, all come through.
 func TestMaxConnsPrepareWaitsForNobody(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("maxConns=4")
+		db := s.open("maxConns=6")
 		var held []*sql.Tx
 		for {
 			ctx, cancel := context.WithTimeout(dbtest.Limited(t), 300*time.Millisecond)
@@ -837,7 +780,7 @@ func TestMaxConnsPrepareWaitsForNobody(t *testing.T) {
 				held = append(held, tx)
 			}
 			cancel()
-			if len(held) == 3 { // one is reserved for what the driver itself sends
+			if len(held) == 3 { // three are kept
 				break
 			}
 			dbtest.OK(t, err)
@@ -966,7 +909,7 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
 						want := answers("lockWait=1s")
 						dbtest.Exec(t, s.plain, "UPDATE p SET stock = 10")
-						got := answers("lockWait=1s&maxConns=4")
+						got := answers("lockWait=1s&maxConns=6")
 						if slices.Equal(got, want) {
 							break
 						}
@@ -1107,13 +1050,13 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		}
 
 		// A bound above maxConns counts only if callers have waited for it.
-		db, w = s.watched(mysqllock.Config{MaxConns: 4})
-		db.SetMaxOpenConns(5)
+		db, w = s.watched(mysqllock.Config{MaxConns: 6})
+		db.SetMaxOpenConns(7)
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing))
 		if told := w.advice(); len(told) > 0 {
 			t.Errorf("with a bound that nobody has met: %q", told)
 		}
-		defer occupied(t, db, 5)()
+		defer occupied(t, db, 7)()
 		dbtest.Soon(t, "a caller has waited for a connection", func() bool {
 			short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			defer cancel()
@@ -1123,7 +1066,7 @@ func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
 		})
 		_, err := mysqllock.Stats(db)
 		dbtest.OK(t, err)
-		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "SetMaxOpenConns(5)") {
+		if told := w.advice(); len(told) != 1 || !strings.Contains(told[0], "SetMaxOpenConns(7)") {
 			t.Errorf("the observer was told %q", told)
 		}
 	})

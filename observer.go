@@ -24,9 +24,11 @@ type Observer interface {
 // EventKind is what has happened.
 type EventKind int
 
-// For each lock that is asked for there is one of Acquired and Refused; and for
-// each one Acquired, later, one of Released and Lost. What a lock context holds
-// already is not asked for again.
+// For each lock that is asked for there is one of Acquired and Refused, also if the server
+// cannot be reached; and for each one Acquired, later, one of Released and Lost. What a lock
+// context holds already is not asked for again. A hint that is wrong in itself, such as an empty
+// key, asks for nothing. If database/sql opens a connection in the background, because of
+// SetMaxOpenConns, and fails, nobody is told.
 const (
 	Acquired EventKind = EventKind(handle.Acquired)
 	Refused  EventKind = EventKind(handle.Refused)  // not granted

@@ -5,12 +5,16 @@ import (
 	"database/sql/driver"
 	"sync"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
 // Open opens one connection. database/sql uses OpenConnector instead, unless a driver
 // around this one has nothing but Open. Connections of one DSN belong to one handle, as
 // it were, which is closed about a second after the last of them, once it holds nothing.
-func (d *Driver) Open(dsn string) (driver.Conn, error) { return opened.connect(d, dsn) }
+func (d *Driver) Open(dsn string) (driver.Conn, error) {
+	return opened.connect(d, dsn, statement.Caller())
+}
 
 // opened has the connectors of connections that are opened one by one, by a driver
 // around this one which knows no more than Open. Those of one DSN have a connector in
@@ -32,7 +36,7 @@ type open struct {
 // idle one between two statements.
 const linger = time.Second
 
-func (o *opens) connect(d *Driver, dsn string) (driver.Conn, error) {
+func (o *opens) connect(d *Driver, dsn, wrapper string) (driver.Conn, error) {
 	o.mu.Lock()
 	of := o.by[dsn]
 	if of == nil {
@@ -47,7 +51,7 @@ func (o *opens) connect(d *Driver, dsn string) (driver.Conn, error) {
 	of.conns++
 	o.mu.Unlock()
 	left := sync.OnceFunc(func() { o.left(dsn, of) })
-	c, err := of.k.connect(context.Background(), false, left)
+	c, err := of.k.connect(context.Background(), wrapper, left)
 	if err != nil {
 		left()
 		return nil, err
@@ -70,7 +74,7 @@ func (o *opens) end(dsn string, of *open) {
 		o.mu.Unlock()
 		return
 	}
-	if of.k.Holds() {
+	if of.k.last.Load().Holds() {
 		o.mu.Unlock()
 		time.AfterFunc(linger, func() { o.end(dsn, of) })
 		return

@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"database/sql"
 	"database/sql/driver"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -186,42 +187,6 @@ func (s *scratch) sparesRight(how, missing, key string) bool {
 	return false
 }
 
-// TestRightsOfClaims: they need nothing on the lock table, which need not exist.
-func TestRightsOfClaims(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.user("SELECT, UPDATE ON $db.p").open("lockSchema=manual")
-		tx := dbtest.Begin(t, dbtest.Limited(t), db)
-		var id int
-		dbtest.OK(t, tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), lockctx.ForUpdate()), "SELECT id FROM p WHERE id = 1").Scan(&id))
-		_, err := s.plain.ExecContext(dbtest.Limited(t), "SELECT id FROM p WHERE id = 1 FOR UPDATE NOWAIT")
-		if err == nil {
-			t.Error("the row is not locked")
-		}
-		dbtest.OK(t, tx.Commit())
-	})
-}
-
-// TestRightToTheProcedures: EXECUTE on these alone saves the round trip.
-func TestRightToTheProcedures(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		if s.MariaDB() {
-			return // which needs none
-		}
-		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), s.open(), "DO 1")
-		u := s.user("SELECT, INSERT, UPDATE ON $db.mysqllock", "EXECUTE ON PROCEDURE $db.mysqllock_lock2", "EXECUTE ON PROCEDURE $db.mysqllock_held3")
-		db, tap := u.tapped(mysqllock.Config{})
-		dbtest.OK(t, db.Ping())
-		dbtest.Eventually(t, "it calls a procedure", func() error { // as soon as it knows that it may
-			seen := tap.Since()
-			_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1")
-			if log := seen(); err == nil && !slices.ContainsFunc(log, func(c dbtest.Command) bool { return strings.HasPrefix(c.Text, "CALL ") }) {
-				err = fmt.Errorf("sent was %v", log)
-			}
-			return err
-		})
-	})
-}
-
 // user makes an account with only the given privileges and returns the scratch
 // database as it sees it.
 func (s *scratch) user(grants ...string) *scratch {
@@ -290,26 +255,41 @@ func away(t *testing.T) *sql.DB {
 	return db
 }
 
-// TestRightsToMakeTheTable: an account that may do no more than that, and use it, makes the table and
-// the procedures, and takes locks.
+// TestRightsToMakeTheTable: an account that may make the table, use it and clean it up, and nothing else, does so, takes
+// locks of each strategy, and makes nothing but the table.
 func TestRightsToMakeTheTable(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		u := s.user("SELECT, INSERT, UPDATE, CREATE, CREATE ROUTINE ON $db.*")
+		u := s.user("SELECT, INSERT, UPDATE, DELETE, CREATE ON $db.*")
 		db, other := u.open(), u.open()
-		for range 2 {
-			ctx := lockctx.With(dbtest.Limited(t), "k")
-			n := stock.MustRead(t, ctx, db, 1)
-			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
-			tx := dbtest.Begin(t, ctx, db)
-			s.wantLocked("k", true)
-			dbtest.Want(t, stock.Told(func() error {
-				_, err := mysqllock.Acquire(dbtest.Limited(t), other, "k", lockctx.Wait(50*time.Millisecond))
-				return err
-			}), mysqllock.ErrTimeout)
-			dbtest.Soon(t, "no waiter is left", func() bool { return s.waiters() == 0 })
-			dbtest.OK(t, tx.Rollback())
+		for _, how := range rightsOf {
+			for range 2 {
+				ctx := lockctx.With(dbtest.Limited(t), how.name, how.holds)
+				n := stock.MustRead(t, ctx, db, 1)
+				dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = ? WHERE id = 1", n-1)
+				tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), how.name, how.holds), db)
+				dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+				if how.waitsForOther {
+					dbtest.Want(t, stock.Told(func() error {
+						_, err := mysqllock.Acquire(dbtest.Limited(t), other, how.name, how.wants, lockctx.Wait(50*time.Millisecond))
+						return err
+					}), mysqllock.ErrTimeout)
+				}
+				dbtest.OK(t, tx.Commit())
+			}
 		}
-		s.wantStock(1, 8)
+		dbtest.Soon(t, "no waiter is left", func() bool { return s.waiters() == 0 })
+		s.wantStock(1, 10-4*len(rightsOf))
+		i, err := inspect.New(u.Open("mysql"), inspect.Options{})
+		dbtest.OK(t, err)
+		done, err := i.Clean(dbtest.Limited(t), inspect.CleanUp{Unused: time.Nanosecond})
+		if err != nil || done.Removed == 0 {
+			t.Errorf("cleaned up are %+v: %v", done, err)
+		}
+		var made string
+		dbtest.OK(t, s.plain.QueryRow(`SELECT GROUP_CONCAT(name ORDER BY name) FROM (
+			SELECT CAST(TABLE_NAME AS CHAR) AS name FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE()
+			UNION ALL SELECT CAST(ROUTINE_NAME AS CHAR) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = DATABASE()) AS made`).Scan(&made))
+		dbtest.Equal(t, "there is %s", made, "mysqllock,p")
 	})
 }
 
@@ -411,36 +391,24 @@ func TestServerWithOtherSettings(t *testing.T) {
 // have the others.
 func TestStatementsPerPath(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		isolated, nested := 3, 6
-		if s.MariaDB() {
-			isolated = 6 // the level and the limit are statements of their own
-		}
-		costs := func(c mysqllock.Config, isolated, nested int) {
-			t.Helper()
-			db, tap := s.tapped(c)
-			db.SetMaxOpenConns(1)
-			ctx := lockctx.With(dbtest.Limited(t), "k")
-			tap.Costs(t, "transaction with an isolation level", isolated, func() error {
-				tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-				dbtest.OK(t, err)
-				dbtest.Exec(t, tx, "UPDATE p SET stock = 5 WHERE id = 1")
-				return tx.Commit()
-			})
-			tap.Costs(t, "a second key, a nested transaction", nested, func() error {
-				conn := dbtest.Conn(t, db)
-				defer conn.Close()
-				tx := dbtest.Begin(t, ctx, conn)
-				in := dbtest.Begin(t, lockctx.With(ctx, "a"), conn)
-				dbtest.Exec(t, in, "UPDATE p SET stock = 8 WHERE id = 1")
-				dbtest.OK(t, in.Commit())
-				return tx.Commit()
-			})
-		}
-		costs(mysqllock.Config{}, isolated, nested)
-		if !s.MariaDB() { // which needs no procedure
-			dbtest.Exec(t, s.plain, "CREATE TABLE slow LIKE mysqllock")
-			costs(mysqllock.Config{Schema: "manual", Table: "slow"}, isolated+2, nested+1)
-		}
+		db, tap := s.tapped(mysqllock.Config{})
+		db.SetMaxOpenConns(1)
+		ctx := lockctx.With(dbtest.Limited(t), "k")
+		tap.Costs(t, "transaction with an isolation level", 3, func() error {
+			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+			dbtest.OK(t, err)
+			dbtest.Exec(t, tx, "UPDATE p SET stock = 5 WHERE id = 1")
+			return tx.Commit()
+		})
+		tap.Costs(t, "a second key, a nested transaction", 6, func() error {
+			conn := dbtest.Conn(t, db)
+			defer conn.Close()
+			tx := dbtest.Begin(t, ctx, conn)
+			in := dbtest.Begin(t, lockctx.With(ctx, "a"), conn)
+			dbtest.Exec(t, in, "UPDATE p SET stock = 8 WHERE id = 1")
+			dbtest.OK(t, in.Commit())
+			return tx.Commit()
+		})
 	})
 }
 
@@ -919,9 +887,11 @@ var hostileNames = []string{
 }
 
 var (
-	literal = regexp.MustCompile(`x'[0-9a-f]*'|"[0-9a-f]*"|CONVERT\('[0-9a-f]*' USING ascii\)`) // the second in the JSON that a procedure is given
-	quoted  = regexp.MustCompile(`'[A-Za-z0-9_.:%/#\-]{0,64}'`)                                 // of named locks, marks, and the driver's own words
-	marks   = regexp.MustCompile(`[0-9a-f]{24,64}|\b[0-9]+\b`)                                  // and times
+	versionOf = regexp.MustCompile(`^SELECT .*@@transaction_isolation, name, token, .* name IN \(x'([0-9a-f]*)'\)`)
+
+	literal = regexp.MustCompile(`x'[0-9a-f]*'|CONVERT\('[0-9a-f]*' USING ascii\)`)
+	quoted  = regexp.MustCompile(`'[A-Za-z0-9_.:%/#\-]{0,64}'`) // of named locks, marks, and the driver's own words
+	marks   = regexp.MustCompile(`[0-9a-f]{24,64}|\b[0-9]+\b`)  // and times
 )
 
 // FuzzNames: whatever keys, namespaces and owners are called, the statements
@@ -932,12 +902,12 @@ func FuzzNames(f *testing.F) {
 		f.Add(hostileNames[(i+1)%len(hostileNames)], hostileNames[(i+2)%len(hostileNames)], hostileNames[i])
 	}
 	usual := make(map[string]bool)
-	txConn := false                                                 // a transaction has begun with its advisory lock, which it may as soon as it is known how
-	for tries := 0; tries < 10 || !txConn && tries < 100; tries++ { // what is done in the background is not always the same
+	for range 10 { // what is done in the background is not always the same
 		for _, key := range []string{"k", "1"} { // which the fake server answers
-			for _, statement := range sentFor("shop", "me", key) {
+			sent, err := sentFor("shop", "me", key)
+			dbtest.OK(f, err)
+			for _, statement := range sent {
 				usual[statement] = true
-				txConn = txConn || strings.Contains(statement, "mysqllock_named1")
 			}
 		}
 	}
@@ -945,7 +915,8 @@ func FuzzNames(f *testing.F) {
 		if namespace == "" || len(namespace) > 255 || owner == "" || key == "" || len(key) > 255 {
 			return
 		}
-		sent := sentFor(namespace, owner, key)
+		sent, err := sentFor(namespace, owner, key)
+		dbtest.OK(t, err)
 		if len(sent) < len(usual)/2 {
 			t.Errorf("namespace %q, owner %q, key %q: no more is sent than %q", namespace, owner, key, sent)
 		}
@@ -959,7 +930,7 @@ func FuzzNames(f *testing.F) {
 
 // sentFor returns what is sent for locks of each strategy on key, without what may
 // differ.
-func sentFor(namespace, owner, key string) (sent []string) {
+func sentFor(namespace, owner, key string) (sent []string, err error) {
 	for _, how := range rightsOf {
 		fake := newFake().mysqlAnswers()
 		answer := fake.answer
@@ -969,18 +940,24 @@ func sentFor(namespace, owner, key string) (sent []string) {
 			}
 			reply, err := answer(c, text)
 			if len(reply.rows) == 3 && !strings.HasPrefix(text, "UPDATE p") { // it is none that the fake knows
-				reply = fakeReply{columns: slices.Repeat([]string{"c"}, 8), rows: [][]driver.Value{slices.Repeat([]driver.Value{int64(1)}, 8)}}
+				row := slices.Repeat([]driver.Value{int64(1)}, 8)
+				if m := versionOf.FindStringSubmatch(text); m != nil { // of a key that nobody has leased
+					name, _ := hex.DecodeString(m[1])
+					row = []driver.Value{"REPEATABLE-READ", string(name), int64(1), int64(1), int64(0), nil}
+				}
+				reply = fakeReply{columns: make([]string, len(row)), rows: [][]driver.Value{row}}
 			}
 			return reply, err
 		}
-		connector, err := mysqllock.Wrap(fakeConnector{fake}, mysqllock.Config{Namespace: namespace, Owner: owner, NoWait: true})
-		if err != nil {
-			return []string{err.Error()}
+		connector, wrapErr := mysqllock.Wrap(fakeConnector{fake}, mysqllock.Config{Namespace: namespace, Owner: owner, NoWait: true})
+		if wrapErr != nil {
+			return nil, wrapErr
 		}
 		db := sql.OpenDB(connector)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		for range 2 { // what is looked for in the background is known the second time
-			_, _ = db.ExecContext(lockctx.With(ctx, key, how.holds), "UPDATE p SET stock = 1")
+		for range 2 { // the second time the row is known
+			_, execErr := db.ExecContext(lockctx.With(ctx, key, how.holds), "UPDATE p SET stock = 1")
+			err = errors.Join(err, execErr)
 		}
 		cancel()
 		_ = db.Close()
@@ -993,7 +970,7 @@ func sentFor(namespace, owner, key string) (sent []string) {
 			sent = append(sent, how.name+": "+marks.ReplaceAllString(line, "…"))
 		}
 	}
-	return sent
+	return sent, err
 }
 
 // TestCleanUpCostsNobodyALock: callers that would not wait for anybody get their

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/unit"
@@ -78,14 +79,14 @@ func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option
 // own; those that the Hold tells are of one of them. Where they matter, acquire one key
 // inside the hold of the other, in the same order everywhere.
 func AcquireKeys(ctx context.Context, db *sql.DB, keys []string, opts ...lockctx.Option) (*Hold, error) {
-	k, err := connectorOf(ctx, db)
+	k, err := handleOf(ctx, db)
 	if err != nil {
 		return nil, err
 	}
 	if asked := hint.Ask(ctx, keys, opts...); asked.Retry > 0 && asked.Err == nil {
 		return nil, badRetry("Retry is for Do, which can run its function again; Acquire cannot")
 	}
-	return k.acquire(ctx, keys, opts)
+	return acquire(ctx, k, keys, opts)
 }
 
 // badRetry is the answer to a Retry that would have no effect.
@@ -216,7 +217,7 @@ func Do(ctx context.Context, db *sql.DB, key string, fn func(context.Context) er
 // DoKeys is [Do] for several keys, which are taken as by [AcquireKeys]: to move stock from
 // one product to another, for instance.
 func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Context) error, opts ...lockctx.Option) error {
-	k, err := connectorOf(ctx, db)
+	k, err := handleOf(ctx, db)
 	if err != nil {
 		return err
 	}
@@ -228,7 +229,7 @@ func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Cont
 		return badRetry("Retry has no effect under " + k.Strategy(asked) + ", where parts of the function are committed")
 	}
 	for tries := 0; ; tries++ {
-		err := k.do(ctx, keys, fn, opts)
+		err := do(ctx, k, keys, fn, opts)
 		again := errors.Is(err, ErrDeadlock) || server.Deadlock(err)
 		if errors.Is(err, ErrConflict) {
 			again = asked.Version == 0 // one that was given stays what it is
@@ -253,8 +254,8 @@ func backoff(tries int) time.Duration {
 }
 
 // do runs fn once, under the locks on keys.
-func (k *connector) do(ctx context.Context, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
-	h, err := k.acquire(ctx, keys, opts)
+func do(ctx context.Context, k *handle.Handle, keys []string, fn func(context.Context) error, opts []lockctx.Option) error {
+	h, err := acquire(ctx, k, keys, opts)
 	if err != nil {
 		return err
 	}
@@ -295,16 +296,16 @@ func says(err, loss error) bool {
 }
 
 // acquire takes the locks on keys.
-func (k *connector) acquire(ctx context.Context, keys []string, opts []lockctx.Option) (*Hold, error) {
+func acquire(ctx context.Context, k *handle.Handle, keys []string, opts []lockctx.Option) (*Hold, error) {
 	asked := hint.Ask(ctx, keys, opts...)
 	if asked.Err != nil || len(keys) == 1 || k.HoldIsTransaction(asked) {
-		h, err := unit.Acquire(ctx, k.Handle, asked)
+		h, err := unit.Acquire(ctx, k, asked)
 		if err != nil {
 			return nil, err
 		}
 		return &Hold{hold: h}, nil
 	}
-	keys, err := k.inOrder(keys, asked.Kind)
+	keys, err := inOrder(k, keys, asked.Kind)
 	if err != nil {
 		return nil, err
 	}
@@ -315,7 +316,7 @@ func (k *connector) acquire(ctx context.Context, keys []string, opts []lockctx.O
 		if wait > 0 { // in what is left of it, which is not nothing: that would mean not to wait
 			own.Wait, own.HasWait = max(wait-time.Since(begin), time.Millisecond), true
 		}
-		h, err := unit.Acquire(ctx, k.Handle, own)
+		h, err := unit.Acquire(ctx, k, own)
 		if err != nil {
 			_ = all.Rollback()
 			return nil, err
@@ -330,7 +331,7 @@ func (k *connector) acquire(ctx context.Context, keys []string, opts []lockctx.O
 
 // inOrder returns keys, each once, in the order of their rows, in which lockctx.WithKeys
 // takes them, too.
-func (k *connector) inOrder(keys []string, kind hint.Kind) ([]string, error) {
+func inOrder(k *handle.Handle, keys []string, kind hint.Kind) ([]string, error) {
 	rows := make(map[string]string, len(keys))
 	for _, key := range keys {
 		p, err := k.Resource(hint.Lock{Key: key, Kind: kind})

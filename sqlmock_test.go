@@ -30,15 +30,15 @@ const (
 		" sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576, character_set_connection = utf8mb4" +
 		" /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = 30"
 
+	sqlSession = "SET @mysqllock = @@autocommit, SESSION autocommit = 0, wait_timeout = 30" +
+		" /*T! , transaction_isolation = 'READ-COMMITTED', tidb_txn_mode = 'pessimistic', tidb_idle_transaction_timeout = 30 */"
+
 	sqlRecognise = "SELECT @@version, @@version_comment, VERSION(), DATABASE() LIMIT 1"
 
 	// Of these only the beginning is compared.
-	sqlIdentify        = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS("
-	sqlProbe           = "SELECT VERSION(), "
-	sqlState           = "SELECT ENGINE, "
-	sqlCreateProcedure = "CREATE PROCEDURE `shop`.`mysqllock_lock2`("
-	sqlCreateCommit    = "CREATE PROCEDURE `shop`.`mysqllock_held3`("
-	sqlCallCommit      = "CALL `shop`.`mysqllock_held3`(TRUE, '" // and a mark, which is random
+	sqlIdentify = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), CONCAT_WS("
+	sqlProbe    = "SELECT VERSION(), "
+	sqlState    = "SELECT ENGINE, "
 
 	sqlTable = "CREATE TABLE IF NOT EXISTS `shop`.`mysqllock` (\n" +
 		"  namespace VARBINARY(255) NOT NULL,\n" +
@@ -66,14 +66,8 @@ const (
 	sqlFromHighWater = " WHERE namespace = x'' AND name = x'' LOCK IN SHARE MODE"
 	sqlStripes       = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'0073747269706573')" + sqlAndHighWater
 
-	sqlCall  = "CALL `shop`.`mysqllock_lock2`(x'73686f70', x'6b', false, NULL, 30, 0, false)"
-	sqlOf    = "CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE"
-	sqlLock  = "SELECT " + sqlOf
-	sqlBack  = "CALL `shop`.`mysqllock_held3`(TRUE, NULL, NULL, NULL) /* ROLLBACK */"
-	sqlHint  = "SELECT /*+ MAX_EXECUTION_TIME(n) */ "
-	sqlTry   = sqlHint + sqlOf + " NOWAIT"
-	sqlBlock = "BEGIN NOT ATOMIC SET SESSION idle_transaction_timeout = 30; START TRANSACTION;" +
-		" SET STATEMENT innodb_lock_wait_timeout = 0 FOR " + sqlLock + "; END"
+	sqlTry = "SELECT /*+ MAX_EXECUTION_TIME(n) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only" +
+		" FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name = x'6b' LIMIT 1 FOR UPDATE NOWAIT"
 
 	sqlUpdate = "UPDATE p SET stock = ? WHERE id = ?"
 )
@@ -82,7 +76,7 @@ const (
 // after the beginning of some statements.
 func fixed(text string) string {
 	text = aBound.ReplaceAllString(text, "MAX_EXECUTION_TIME(n)")
-	for _, beginning := range []string{sqlIdentify, sqlProbe, sqlState, sqlCreateProcedure, sqlCreateCommit, sqlCallCommit} {
+	for _, beginning := range []string{sqlIdentify, sqlProbe, sqlState} {
 		if strings.HasPrefix(text, beginning) {
 			return beginning
 		}
@@ -98,6 +92,8 @@ type mocked struct {
 	t   *testing.T
 	db  *sql.DB
 	ctx context.Context // the hint "k"
+
+	hasSession bool // the driver keeps a session open
 }
 
 type mockConnector struct {
@@ -134,7 +130,6 @@ func mock(t *testing.T, cfg mysqllock.Config) *mocked {
 type answers struct {
 	version, database, topology string
 	engine, columns             string // of the lock table, if there is one
-	procedure                   string // whether it is of our version, if there is one
 }
 
 // What the lock table has, and had in its first form.
@@ -144,9 +139,8 @@ const (
 )
 
 var (
-	aMySQL   = answers{"8.4.0", "shop", "OFF,", "InnoDB", theColumns, ""}
-	aCalled  = answers{"8.4.0", "shop", "OFF,", "InnoDB", theColumns, "1"}
-	aMariaDB = answers{"10.11.9-MariaDB-log", "shop", "0,", "InnoDB", theColumns, ""}
+	aMySQL   = answers{"8.4.0", "shop", "OFF,", "InnoDB", theColumns}
+	aMariaDB = answers{"10.11.9-MariaDB-log", "shop", "0,", "InnoDB", theColumns}
 )
 
 func (a answers) with(change func(a *answers)) answers {
@@ -154,46 +148,32 @@ func (a answers) with(change func(a *answers)) answers {
 	return a
 }
 
-func (a answers) mariadb() bool { return strings.Contains(a.version, "MariaDB") }
-
-// apart is whether BEGIN and the lock are two statements there.
-func (a answers) apart() bool { return !a.mariadb() && a.procedure == "" }
-
-// setUp expects the questions of the first hint.
-func (m *mocked) setUp(a answers) {
-	m.probe(a)
-	m.state(a)
-	m.expectQuery(sqlHighWater, "1")
-}
-
 func (m *mocked) probe(a answers) {
 	m.reprobe(a)
-	m.ExpectExec(sqlControl).WillReturnResult(sqlmock.NewResult(0, 0))
+	m.opened(sqlControl)
+}
+
+// opened expects what sets up a connection of the driver's own.
+func (m *mocked) opened(settings string) {
+	m.ExpectExec(settings).WillReturnResult(sqlmock.NewResult(0, 0))
 	m.ExpectQuery(sqlIdentify).WillReturnRows(sqlmock.NewRows([]string{"id", "node", "@mysqllock", "@@completion_type"}).AddRow(9, "db 3306", 1, "NO_CHAIN"))
 }
 
 func (m *mocked) reprobe(a answers) {
-	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows(strings.Split("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15", " ")).
-		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0", "", "0", "0", "", "0", a.version, ""))
+	m.ExpectQuery(sqlProbe).WillReturnRows(sqlmock.NewRows(strings.Split("1 2 3 4 5 6 7 8 9 10 11 12 13 14", " ")).
+		AddRow(a.version, a.database, "0", "0", "REPEATABLE-READ", "0", a.topology, "0", "", "0", "0", "0", a.version, ""))
 }
 
 func (m *mocked) state(a answers) {
-	rows := sqlmock.NewRows([]string{"ENGINE", "columns", "lock", "commit"})
+	rows := sqlmock.NewRows([]string{"ENGINE", "columns"})
 	if a.engine != "" {
-		rows.AddRow(a.engine, a.columns, orNull(a.procedure), orNull(a.procedure))
+		rows.AddRow(a.engine, a.columns)
 	}
 	m.ExpectQuery(sqlState).WillReturnRows(rows)
 }
 
 // noTable is state where there is none.
 func (m *mocked) noTable(a answers) { m.state(a.with(func(a *answers) { a.engine = "" })) }
-
-func orNull(text string) driver.Value {
-	if text == "" {
-		return nil
-	}
-	return text
-}
 
 // column is a column of those values that are not empty.
 func column(values ...string) *sqlmock.Rows {
@@ -216,9 +196,18 @@ func (m *mocked) exist(keys ...string) {
 	m.ExpectQuery(sqlExists).WillReturnRows(rows.AddRow("", 0)) // the high-water mark
 }
 
-// lock expects a lock statement that is granted.
-func (m *mocked) lock(text string) {
-	m.ExpectQuery(text).WillReturnRows(sqlmock.NewRows([]string{"id", "token", "owner", "versioned", "read_only", "innodb_read_only"}).
+// begun expects a transaction on a session.
+func (m *mocked) begun() {
+	if !m.hasSession {
+		m.opened(sqlSession)
+		m.hasSession = true
+	}
+	m.ExpectBegin()
+}
+
+// granted expects a lock statement that is granted.
+func (m *mocked) granted() {
+	m.ExpectQuery(sqlTry).WillReturnRows(sqlmock.NewRows([]string{"id", "token", "owner", "versioned", "read_only", "innodb_read_only"}).
 		AddRow(7, 0, nil, 0, "0", "0"))
 }
 
@@ -228,44 +217,6 @@ func (m *mocked) expectQuery(text string, values ...string) {
 
 func (m *mocked) expectExec(text string, args ...driver.Value) {
 	m.ExpectExec(text).WithArgs(args...).WillReturnResult(sqlmock.NewResult(0, 1))
-}
-
-// locked expects what makes the first lock on k in a transaction.
-func (m *mocked) locked(a answers) {
-	m.setUp(a)
-	m.exist("k")
-	m.again(a)
-}
-
-// again expects what makes the first lock on k of a connection.
-func (m *mocked) again(a answers) {
-	switch {
-	case a.mariadb():
-		m.lock(sqlBlock)
-	case a.apart():
-		m.ExpectBegin()
-		m.lock(sqlTry)
-	default:
-		m.lock(sqlCall)
-	}
-}
-
-func (m *mocked) commit(a answers) {
-	if a.apart() {
-		m.ExpectCommit()
-		return
-	}
-	if a.mariadb() {
-		m.expectExec("COMMIT") // the driver began it by text
-		return
-	}
-	m.expectExec(sqlCallCommit)
-}
-
-// stillOpen is how a transaction that asks late for its lock is known to be open.
-func (m *mocked) stillOpen() {
-	m.expectExec("SAVEPOINT mysqllock_late")
-	m.expectExec("RELEASE SAVEPOINT mysqllock_late")
 }
 
 func (m *mocked) begin() *sql.Tx {
@@ -287,15 +238,15 @@ func number(n uint16) error { return &mysql.MySQLError{Number: n, Message: fmt.S
 // Statements by the words of play.
 var (
 	mockExecs = map[string]string{
-		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+lock": sqlCreateProcedure, "+commit": sqlCreateCommit, "+row": sqlInsert, "back": sqlBack,
+		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+row": sqlInsert,
 	}
-	mockQueries = map[string]string{"state": sqlState, "highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry, "call": sqlCall}
+	mockQueries = map[string]string{"state": sqlState, "highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry}
 )
 
-// play expects that, of a server that describes itself as a, in this order. high-water mark and rows are there,
-// and are not with a question mark; +table, +columns, +high-water mark, +row and +lock, +commit (the procedures)
-// make what their names say; lock takes the lock as that server is asked for it, and commit ends the
-// transaction. A statement with !1142 fails with that error.
+// play expects that, of a server that describes itself as a, in this order. highWater and rows are there,
+// and are not with a question mark; +table, +columns, +highWater and +row make what their names say; BEGIN is on
+// a session, which is opened if there is none; lock is BEGIN and a lock statement that is granted. A statement
+// with !1142 fails with that error.
 func (m *mocked) play(a answers, steps string) {
 	m.t.Helper()
 	for _, step := range strings.Fields(steps) {
@@ -309,11 +260,8 @@ func (m *mocked) play(a answers, steps string) {
 				m.ExpectQuery(mockQueries[word]).WillReturnError(number(uint16(n)))
 			}
 		}
-		switch word {
-		case "+columns":
+		if word == "+columns" {
 			a.columns = theColumns
-		case "+commit":
-			a.procedure = "1"
 		}
 		switch {
 		case fails:
@@ -336,11 +284,12 @@ func (m *mocked) play(a answers, steps string) {
 		case word == "stripes":
 			m.expectQuery(sqlStripes)
 		case word == "lock":
-			m.again(a)
-		case word == "commit":
-			m.commit(a)
+			m.begun()
+			m.granted()
+		case word == "COMMIT":
+			m.ExpectCommit()
 		case word == "BEGIN":
-			m.ExpectBegin()
+			m.begun()
 		case word == "ROLLBACK":
 			m.ExpectRollback()
 		default:
@@ -391,9 +340,9 @@ func TestMockSetUpFails(t *testing.T) {
 		},
 		{"may not alter the table", "auto", old, "probe state +columns!1142", nil, []string{"1142", sqlUpgrade + ";\n" + sqlMakeHighWater}},
 		{"may not alter the table, read only", "auto", old, "probe state +columns!1290", nil, []string{"1290", sqlUpgrade + ";\n" + sqlMakeHighWater}},
-		{"somebody else alters the table for long", "auto", old, "probe state +columns!1205", mysqllock.ErrExhausted, []string{"1205"}},
-		{"a statement is killed", "", aMySQL, "probe state!1317", mysqllock.ErrExhausted, []string{"1317", "KILL"}},
-		{"a statement is killed, later", "auto", old, "probe state +columns!1317", mysqllock.ErrExhausted, []string{"1317", "KILL"}},
+		{"somebody else alters the table for long", "auto", old, "probe state +columns!1205", mysqllock.ErrNoAnswer, []string{"1205"}},
+		{"a statement is killed", "", aMySQL, "probe state!1317", mysqllock.ErrNoAnswer, []string{"1317", "KILL"}},
+		{"a statement is killed, later", "auto", old, "probe state +columns!1317", mysqllock.ErrNoAnswer, []string{"1317", "KILL"}},
 		{"may not see the high-water mark", "", aMySQL, "probe state highWater!1142", nil, []string{"1142"}},
 		{"may not make the high-water mark", "", aMySQL, "probe state highWater? +highWater!1142", nil, []string{"1142", sqlMakeHighWater}},
 	} {
@@ -415,7 +364,7 @@ func TestMockSetUpFails(t *testing.T) {
 			m.want(err, nil)
 
 			// Someone has put it right.
-			m.play(aCalled, "probe state highWater rows lock commit")
+			m.play(aMySQL, "probe state highWater rows lock COMMIT")
 			m.want(m.begin().Commit(), nil)
 		})
 	}
@@ -430,7 +379,7 @@ func TestMockTopology(t *testing.T) {
 	for name, a := range map[string]answers{"Galera": percona, "Group Replication with several primaries": group} {
 		t.Run(name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{})
-			m.setUp(a)
+			m.play(a, "probe state highWater")
 			for range 2 {
 				_, err := m.db.ExecContext(m.ctx, sqlUpdate, 1, 1)
 				m.want(err, mysqllock.ErrUnsafe)
@@ -443,32 +392,15 @@ func TestMockTopology(t *testing.T) {
 				m.want(err, mysqllock.ErrUnsafe)
 			}
 		})
-		t.Run(name+", late", func(t *testing.T) { // the transaction goes on as if it had not asked
-			m := mock(t, mysqllock.Config{})
-			m.ExpectBegin()
-			m.setUp(a)
-			m.stillOpen()
-			m.expectExec(sqlUpdate, 1, 1)
-			m.ExpectCommit()
-			tx, err := m.db.Begin()
-			m.want(err, nil)
-			_, err = tx.ExecContext(m.ctx, sqlUpdate, 2, 2)
-			m.want(err, mysqllock.ErrUnsafe)
-			_, err = tx.Exec(sqlUpdate, 1, 1)
-			m.want(err, nil)
-			m.want(tx.Commit(), nil)
-		})
 		t.Run(name+", allowed", func(t *testing.T) {
 			m := mock(t, mysqllock.Config{Unsafe: "allow"})
-			m.locked(a)
-			m.commit(a)
+			m.play(a, "probe state highWater rows lock COMMIT")
 			m.want(m.begin().Commit(), nil)
 		})
 	}
 	t.Run("one primary", func(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
-		m.locked(aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,ON" }))
-		m.ExpectCommit()
+		m.play(aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,ON" }), "probe state highWater rows lock COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
 }
@@ -477,19 +409,17 @@ func TestMockTopology(t *testing.T) {
 // left alone.
 func TestMockAutomaticSchema(t *testing.T) {
 	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
-	foreign := aMySQL.with(func(a *answers) { a.procedure = "0" })
 	for _, c := range []struct {
 		name, schema string
 		server       answers
 		steps        string
 	}{
-		{"everything is missing", "auto", aMySQL, "probe state? +table state highWater? +highWater +lock +commit rows? +row stripes lock commit"},
-		{"everything is missing, MariaDB", "auto", aMariaDB, "probe state? +table state highWater? +highWater rows? +row stripes lock commit"}, // which needs no procedure
-		{"the table is of the older form", "auto", old, "probe state +columns state highWater? +highWater +lock +commit rows lock commit"},
-		{"another was quicker with all of it", "auto", old, "probe state +columns!1060 state highWater +lock!1304 +commit!1304 rows lock commit"},
-		{"the high-water mark is missing", "manual", aMySQL, "probe state highWater? +highWater rows lock commit"}, // it is made in manual mode, too
-		{"no right to make the procedure", "auto", aMySQL, "probe state highWater +lock!1044 rows lock commit"},
-		{"the table goes later", "auto", aCalled, "probe state highWater rows!1146 state? +table state highWater? +highWater rows? +row stripes lock commit"},
+		{"everything is missing", "auto", aMySQL, "probe state? +table state highWater? +highWater rows? +row stripes lock COMMIT"},
+		{"everything is missing, MariaDB", "auto", aMariaDB, "probe state? +table state highWater? +highWater rows? +row stripes lock COMMIT"},
+		{"the table is of the older form", "auto", old, "probe state +columns state highWater? +highWater rows lock COMMIT"},
+		{"another was quicker with all of it", "auto", old, "probe state +columns!1060 state highWater rows lock COMMIT"},
+		{"the high-water mark is missing", "manual", aMySQL, "probe state highWater? +highWater rows lock COMMIT"}, // it is made in manual mode, too
+		{"the table goes later", "auto", aMySQL, "probe state highWater rows!1146 state? +table state highWater? +highWater rows? +row stripes lock COMMIT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{Schema: c.schema})
@@ -501,24 +431,16 @@ func TestMockAutomaticSchema(t *testing.T) {
 		m := mock(t, mysqllock.Config{Schema: "auto"})
 		m.play(aMariaDB.with(func(a *answers) { a.columns = "namespace,name,owner,expires,versioned,comment" }), "probe state")
 		m.expectExec("ALTER TABLE `shop`.`mysqllock` ADD COLUMN token BIGINT UNSIGNED NOT NULL DEFAULT 0")
-		m.play(aMariaDB, "state highWater rows lock commit")
+		m.play(aMariaDB, "state highWater rows lock COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
 	t.Run("the high-water mark goes later", func(t *testing.T) { // no row can be made without it
 		m := mock(t, mysqllock.Config{})
 		m.play(aMySQL, "probe state highWater")
 		m.ExpectQuery(sqlExists).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}))
-		m.play(aMySQL, "state highWater? +highWater +row stripes lock commit")
+		m.play(aMySQL, "state highWater? +highWater +row stripes lock COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
-	for _, schema := range []string{"auto", "manual"} { // it would not tell of leases; it is neither called nor removed
-		t.Run("the procedure is somebody else's, "+schema, func(t *testing.T) {
-			m := mock(t, mysqllock.Config{Schema: schema})
-			m.play(foreign, "probe state highWater rows")
-			m.play(aMySQL, "lock commit")
-			m.want(m.begin().Commit(), nil)
-		})
-	}
 }
 
 // TestMockLockFails has statements of the driver's own that the server
@@ -526,38 +448,23 @@ func TestMockAutomaticSchema(t *testing.T) {
 func TestMockLockFails(t *testing.T) {
 	rights := []string{"1142", "needs SELECT, INSERT, UPDATE"}
 	for _, c := range []struct {
-		name   string
-		server answers
-		steps  string
-		is     error
-		says   []string
+		name  string
+		steps string
+		is    error
+		says  []string
 	}{
-		{"may not read", aMySQL, "rows!1142", nil, rights},
-		{"may not insert", aMySQL, "rows? +row!1142", nil, rights},
-		{"may not lock", aMySQL, "rows BEGIN try!1142 ROLLBACK", nil, rights},
-		{"may not lock, with procedure", aCalled, "rows call!1142 back BEGIN try!1142 ROLLBACK", nil, rights},
-		{"the table is gone", aMySQL, "rows!1146 state?", nil, []string{"does not exist", sqlTable}},
-		{"the server became read only", aMySQL, "rows? +row!1290", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
-		{"the server became read only, and the row is there", aMySQL, "rows BEGIN try!1290 ROLLBACK", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
-		{"a deadlock", aMySQL, "rows BEGIN try!1213 ROLLBACK", mysqllock.ErrDeadlock, []string{"1213"}},
+		{"may not read", "rows!1142", nil, rights},
+		{"may not insert", "rows? +row!1142", nil, rights},
+		{"may not lock", "rows BEGIN try!1142 ROLLBACK", nil, rights},
+		{"the table is gone", "rows!1146 state?", nil, []string{"does not exist", sqlTable}},
+		{"the server became read only", "rows? +row!1290", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
+		{"the server became read only, and the row is there", "rows BEGIN try!1290 ROLLBACK", mysqllock.ErrUnsafe, []string{"1290", "takes no writes"}},
+		{"a deadlock", "rows BEGIN try!1213 ROLLBACK", mysqllock.ErrDeadlock, []string{"1213"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{})
-			m.play(c.server, "probe state highWater "+c.steps)
+			m.play(aMySQL, "probe state highWater "+c.steps)
 			m.refused(c.is, c.says)
-		})
-	}
-	for name, call := range map[string]func(m *mocked){
-		"the procedure is another's": func(m *mocked) { m.expectQuery(sqlCall, "7") }, // which says nothing of leases
-		"the procedure is gone":      func(m *mocked) { m.play(aCalled, "call!1305") },
-	} {
-		t.Run(name, func(t *testing.T) { // then without, from now on
-			m := mock(t, mysqllock.Config{})
-			m.play(aCalled, "probe state highWater rows")
-			call(m)
-			m.play(aMySQL, "back lock commit lock commit")
-			m.want(m.begin().Commit(), nil)
-			m.want(m.begin().Commit(), nil)
 		})
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"weak"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
 )
 
 // A handle may have been opened with a wrapper of drivers above this one, whose Driver does
@@ -21,7 +23,7 @@ import (
 // call, and the connection beneath answers it without asking the server.
 
 // probe finds the connector beneath a wrapper.
-type probe struct{ found atomic.Pointer[connector] }
+type probe struct{ found atomic.Pointer[conn] }
 
 type probeKey struct{}
 
@@ -29,7 +31,7 @@ type probeKey struct{}
 func (c *conn) probed(ctx context.Context) bool {
 	p, ok := ctx.Value(probeKey{}).(*probe)
 	if ok {
-		p.found.Store(c.k)
+		p.found.Store(c)
 	}
 	return ok
 }
@@ -59,29 +61,34 @@ const probeLevel = sql.IsolationLevel(1 << 16)
 // wrapped has the connectors that probes have found, by weak.Pointer[sql.DB].
 var wrapped sync.Map
 
-// connectorOf returns the connector of a handle, also beneath a wrapper of drivers.
-func connectorOf(ctx context.Context, db *sql.DB) (*connector, error) {
-	d, ok := db.Driver().(*Driver)
-	k := (*connector)(nil)
-	if ok {
+// handleOf returns the handle of db, also beneath a wrapper of drivers. Such a
+// wrapper may have the Driver of another handle, and return it from its own Driver method,
+// as after sqldblogger.OpenDriver(dsn, db.Driver(), …). A connector of ours returns a new
+// Driver each time, so a handle that returns the same one again has a wrapper.
+func handleOf(ctx context.Context, db *sql.DB) (*handle.Handle, error) {
+	var k *connector
+	if d, ok := db.Driver().(*Driver); ok && d.c != nil && db.Driver() != driver.Driver(d) {
 		k = d.c
-	}
-	if k == nil {
+	} else {
 		var err error
 		if k, err = connectorBeneath(ctx, db); err != nil {
 			return nil, err
 		}
 	}
-	if k.WatchesPool() {
-		k.SeePool(db.Stats())
+	h := k.last.Load()
+	if h.Closed() && db.PingContext(ctx) == nil { // it was closed with another sql.DB, and a connection opens it again
+		h = k.last.Load()
 	}
-	return k, nil
+	if h.WatchesPool() {
+		h.SeePool(db.Stats())
+	}
+	return h, nil
 }
 
 // connectorBeneath returns the connector of a handle that was opened with another driver.
 func connectorBeneath(ctx context.Context, db *sql.DB) (*connector, error) {
 	key := weak.Make(db)
-	if k, ok := wrapped.Load(key); ok && !k.(*connector).Closed() { // that of Driver.Open may be another one by now
+	if k, ok := wrapped.Load(key); ok && !k.(*connector).last.Load().Closed() { // that of Driver.Open may be another one by now
 		return k.(*connector), nil
 	}
 	if _, ok := db.Driver().(*mysql.MySQLDriver); ok {
@@ -107,17 +114,17 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 		return nil, fmt.Errorf("mysqllock: no connection to see whether driver %T leads to this one: %w", db.Driver(), err)
 	}
 	defer func() { _ = c.Close() }()
-	ask := func(call func(ctx context.Context)) *connector {
+	ask := func(call func(ctx context.Context)) *conn {
 		p := new(probe)
 		call(context.WithValue(ctx, probeKey{}, p))
 		return p.found.Load()
 	}
-	k := ask(func(ctx context.Context) {
+	found := ask(func(ctx context.Context) {
 		if tx, err := c.BeginTx(ctx, &sql.TxOptions{Isolation: probeLevel}); err == nil {
 			_ = tx.Rollback()
 		}
 	})
-	if k == nil {
+	if found == nil {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("mysqllock: driver %T has not answered whether it leads to this one: %w", db.Driver(), ctx.Err())
 		}
@@ -131,7 +138,15 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 		return nil, fmt.Errorf("mysqllock: driver %T, a wrapper of this one, does not pass on the contexts of statements, so that they would run without the lock; "+
 			"use a wrapper with driver.ExecerContext and driver.QueryerContext, or package intercept, which has its place beneath this driver: %w", db.Driver(), errors.ErrUnsupported)
 	}
-	return k, nil
+	if err := c.Raw(func(above any) error {
+		if _, ok := above.(driver.Validator); !ok {
+			return found.of.Hidden()
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	return found.k, nil
 }
 
 // otherDriver is the error of a handle on which no connection of this driver answers.

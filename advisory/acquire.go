@@ -26,20 +26,19 @@ type Request struct {
 	Wait time.Duration // 0 fails at once if another caller holds the key
 	// Waiting is what the caller is asked before it waits; nil for nobody to ask.
 	Waiting strategy.Waiting
-	// Begin is the transaction that may begin while the lock is asked for; nil for none.
-	Begin *strategy.Beginning
+	// Lends is the session of a transaction that the lock ends with; nil for none.
+	Lends *strategy.Lender
 	// Lost is called once, on a goroutine of its own, when the lock may be lost or the
 	// Locker is closed. It may be nil.
 	Lost func(error)
 }
 
-// Acquire acquires a lock. After an error the lock is not held; driver.ErrBadConn is about the
-// connection of r.Begin, and means that the caller may try another one. If a statement was not
+// Acquire acquires a lock. After an error the lock is not held. If a statement was not
 // answered in time, Acquire releases in the background what it may have acquired.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyAdvisory, r.Key)
 	a := &attempt{
-		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
+		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now()},
 		Locker:  l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: purpose.AskedIn(ctx),
 	}
 	if err := l.running.Enter(); err != nil {
@@ -96,25 +95,35 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 		return nil, err
 	}
 	handed, _ := a.Ticket.HandedOver().(*Lock)
+	yields := false
 	switch {
 	case handed == nil:
 	case !handed.turnOver() || ctx.Err() != nil || time.Since(a.Start) >= a.Wait:
 		if lock := a.takeHandoff(handed); lock != nil {
 			return a.granted(ctx, lock)
 		}
-		handed = nil
-	case handed.contended:
+	default:
 		if k := a.yieldInPlace(handed); k != nil {
 			return a.wait(ctx, k)
 		}
+		yields = true
+		if r := (&request{lock: handed}); !handed.conn.do(ctx, r) {
+			a.leaveLate(r)
+			return nil, context.Cause(ctx)
+		}
 	}
-	lock, err = a.tryBegin(ctx, handed)
+	lock, refused, err := a.takeOnSession(ctx)
+	if lock != nil || err != nil {
+		return lock, err
+	}
+	if !refused {
+		lock, err = a.try(ctx)
+	}
 	switch {
 	case err != nil:
 		return nil, err
-	case lock != nil && lock.txConn != nil:
-		return lock, nil
 	case lock != nil:
+		lock.alone = yields
 		return a.granted(ctx, lock)
 	case a.Wait == 0:
 		return nil, lockerr.ErrLocked
@@ -150,49 +159,33 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 }
 
 // try asks for the lock once, on a lock connection. It returns nil if another process
-// has the lock. If over is not nil, it is the lock of this process whose turn is over:
-// the same statement releases it first, to processes that wait for it. If there are
-// pollers, the statement leaves it free for them. beside, unless it is nil, is the transaction
-// that may begin beside the first statement.
-func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginning) (*Lock, error) {
-	var paused time.Time
+// has the lock.
+func (a *attempt) try(ctx context.Context) (*Lock, error) {
 	for again := 0; ; {
-		var r *request
-		if over != nil {
-			r = &request{lock: a.lock(over.conn), acquire: true, yields: true}
-			over, paused = nil, over.paused
-		} else {
-			k, err := a.pickConn(ctx)
-			if server.Broken(err) && again < 3 && ctx.Err() == nil {
-				again++
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			r = &request{lock: a.lock(k), acquire: true}
+		k, err := a.pickConn(ctx)
+		if server.Broken(err) && again < 3 && ctx.Err() == nil {
+			again++
+			continue
 		}
-		k, b := r.lock.conn, beside
-		beside = nil // what does not come off is not tried again
+		if err != nil {
+			return nil, err
+		}
+		a.Ticket.Asks()
+		r := &request{lock: a.lock(k), acquire: true}
 		sent := time.Now()
-		if !a.sendBeside(ctx, r, b) {
+		if !k.do(ctx, r) {
+			a.leaveLate(r)
 			return nil, context.Cause(ctx)
 		}
 		switch {
 		case r.granted:
-			r.lock.alone, r.lock.paused = r.yields, paused
 			return r.lock, nil
-		case errors.Is(r.err, errLeftToPoller): // by now it may have had the lock
-			if time.Since(paused) > pauseEvery {
-				strategy.Sleep(ctx, pause)
-				paused = time.Now()
-			}
 		case errors.Is(r.err, errRetired): // nothing was sent
 		case r.err == nil:
 			a.Heard.Store(true)
 			return nil, nil
 		case server.Broken(r.err) && time.Since(sent) > pool.AnswerTime*9/10: // by the limit for its answer
-			return nil, context.DeadlineExceeded
+			return nil, server.Silence{For: time.Since(sent)}
 		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
 			again++
 		default:
@@ -206,6 +199,13 @@ func (a *attempt) try(ctx context.Context, over *Lock, beside *strategy.Beginnin
 func (k *lockConn) mayResend(err error) bool {
 	return !errors.Is(err, lockerr.ErrUnsafe) && !errors.Is(err, lockerr.ErrClosed) &&
 		(server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, k.c.Conn))
+}
+
+// leaveLate leaves r, which was not answered in time, and the place in the queue to releaseLate.
+func (a *attempt) leaveLate(r *request) {
+	ticket := a.Ticket
+	a.Ticket = nil
+	a.releaseLate(r, ticket)
 }
 
 // releaseLate releases, in the background, a lock that r is granted after its caller has gone.

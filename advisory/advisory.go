@@ -9,10 +9,10 @@
 //
 // # What a lock costs
 //
-// A transaction that is under a lock of its own costs no round trip more than one without:
-// its connection holds the lock, see [Lock.Detach]. One statement acquires the lock and begins
-// the transaction, and one checks the lock, commits, and releases it: on MySQL procedures.
-// When COMMIT has returned, the lock is free, whatever the caller does next and wherever.
+// A transaction that is under a lock of its own costs one round trip more than one without:
+// its session holds the lock, see [Lock.Detach]. One statement acquires the lock. What checks
+// the lock and releases it goes out with the COMMIT. When that has returned, the lock is free,
+// whatever the caller does next and wherever.
 //
 // All other locks of a process are held on a few connections, the lock connections: two,
 // or more if one of them holds more than 10,000 locks. To acquire a lock is one
@@ -27,7 +27,7 @@
 // connection, without waiting. If another process holds the lock, the caller then
 // waits in the server. That takes a connection of its own, since a connection that
 // waits can do nothing else: one for each key and process that waits for another
-// process. If the pool has no connection left, the caller polls four times a second
+// process. If the pool has no connection left, the caller polls ten times a second
 // instead. While there are pollers, each waiter gives its connection up after the
 // same time, so that all of them have their turn to wait.
 //
@@ -36,17 +36,15 @@
 // If another caller of the same process waits for a lock that is released, the lock
 // is handed over to it without a statement. The number of handoffs in a row is
 // limited, and so is their time. After that the next caller yields the lock to other
-// processes: one statement releases it and asks for it again. The server grants it to
-// a process that waits. If a process was waiting at the last yield, the statement
-// waits, too, behind that process, so that a slow process loses no turn. If nobody
-// took it then, only the time limit counts from then on.
+// processes: one statement releases it, and the next one asks for it again. The server grants
+// it to a process that waits. If a process was waiting at the last yield, one statement does
+// both, and waits behind that process, so that a slow process loses no turn. If nobody took it
+// then, only the time limit counts from then on.
 //
-// That would starve pollers, because the lock is never free when they ask. So
-// a poller announces itself with another named lock. While a poller is announced,
-// a yield leaves the lock free until the next statement, and now and then for long
-// enough that a poller asks meanwhile. When several other processes wait in the server,
-// the lock goes from one of them to the next and is free for no poller: so give the pool
-// more than one connection.
+// A poller gets the lock if it asks between the two statements of a yield. Beside a process that
+// hands the lock over all the time, that takes some seconds, and longer than its wait now and
+// then. When several other processes wait in the server, the lock goes from one of them to the
+// next and is free for no poller: so give the pool more than one connection.
 //
 // The server grants the lock to waiters in the order in which they asked. A waiter asks
 // again after half of ReadTimeout, and is then behind the others.
@@ -77,7 +75,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 const (
@@ -88,9 +85,6 @@ const (
 	slack = time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
-	// For an announced poller the holders leave the lock free for a pause, in which it asks, at
-	// most once in pauseEvery.
-	pause, pauseEvery = 130 * time.Millisecond, time.Second
 )
 
 // Locker acquires advisory locks on one server. It is safe for concurrent use.
@@ -115,8 +109,7 @@ type Locker struct {
 // New returns a Locker. It sends nothing to the server before the first lock. Close
 // releases what it holds.
 //
-// No other strategy shares cfg.Queue. cfg.Table has the procedures of MySQL; none with its zero
-// value. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock connections are
+// No other strategy shares cfg.Queue. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock connections are
 // cheaper. If there is such a limit that is not given, each caller that waits longer in the server
 // loses a connection, and from then on asks again in half the time. HandOvers does not count if
 // nobody took the lock at the last yield.
@@ -155,49 +148,12 @@ type asStrategy struct{ *Locker }
 // Take takes one lock.
 func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
 	lock, err := k.Acquire(ctx, Request{
-		Key: r.Resources[0].Row, Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin, Lost: func(error) { r.Lost() },
+		Key: r.Resources[0].Row, Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends, Lost: func(error) { r.Lost() },
 	})
 	if err != nil {
 		return nil, err
 	}
 	return []strategy.Grant{lock}, nil
-}
-
-// Check leaves the check to the COMMIT itself, where it can: on a connection of which it is
-// known how to end it, should its answer be lost.
-func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
-	locks := make([]*Lock, len(held))
-	for i, h := range held {
-		locks[i] = h.(*Lock)
-	}
-	id := c.KnownID()
-	fence := func(ctx context.Context) (err error) {
-		if id, err = k.Locker.Check(ctx, c.Conn, locks); err == nil && id != c.KnownID() {
-			err = c.SetID(strconv.FormatUint(id, 10))
-		}
-		return err
-	}
-	check := strategy.Check{Unsure: func(ctx context.Context) {
-		if !slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.txConn != c }) { // c holds them until its COMMIT is over
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, slack)
-			defer cancel()
-		}
-		k.AwaitEnd(ctx, id, locks)
-	}}
-	if id == 0 || !k.commits() {
-		return check, fence(ctx)
-	}
-	check.Fence = fence
-	check.Commit = func(ctx context.Context) (done, unknown bool, err error) {
-		return k.Commit(ctx, c, locks, nil)
-	}
-	if at := slices.IndexFunc(locks, func(lock *Lock) bool { return lock.txConn == c }); at >= 0 {
-		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
-			return k.Commit(ctx, c, locks, locks[at])
-		}
-	}
-	return check, nil
 }
 
 // Holder asks the server who has the lock on key. It returns nil if nobody has it or

@@ -5,86 +5,121 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock/advisory"
-	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// writer is an application's connection, of which the id is known, whose transactions are
-// under advisory locks.
+// writer is a session, whose transactions are under advisory locks, and which counts how often it was lent and given
+// back.
 type writer struct {
 	*pool.Conn
-	p *process
-	b beginning // the last one
-}
-
-// beginning is a transaction that may begin with a lock.
-type beginning struct {
-	Options driver.TxOptions
-	Ends    bool
-	Free    func() bool
-	Connect func(context.Context) (*pool.Conn, error)
-	Done    func()
-	Begun   bool
+	p          *process
+	none       error // why it is not lent
+	gets, puts int
 }
 
 // writer makes the table that it writes to, written, if there is none.
 func (p *process) writer(conn driver.Conn) *writer {
 	p.T.Helper()
-	w := &writer{Conn: pool.Adopt(conn), p: p}
 	p.Exec(conn, "CREATE TABLE IF NOT EXISTS "+p.written()+" (n INT)")
+	w := &writer{Conn: pool.Adopt(conn), p: p}
 	dbtest.OK(p.T, w.SetID(p.One(conn, "SELECT CONNECTION_ID()")))
 	return w
 }
 
 func (s *scratch) written() string { return "`" + s.Name + "`.written" }
 
-// inDatabase has the procedure made in the test's database.
-func (s *scratch) inDatabase(cfg *strategy.Config) {
-	var err error
-	cfg.Table, err = schema.Parse(s.Name + ".mysqllock")
-	dbtest.OK(s.T, err)
-}
-
-// commits is what the statement has in it that checks and commits.
-func (s *scratch) commits() string {
-	if s.MariaDB() {
-		return "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE("
+// request asks for the lock on k, and lends the session.
+func (w *writer) request(wait time.Duration) advisory.Request {
+	r := request("k", wait)
+	r.Lends = &strategy.Lender{
+		Get: func(ctx context.Context) (*pool.Conn, error) {
+			if w.none != nil {
+				return nil, w.none
+			}
+			w.gets++
+			return w.Conn, w.AwaitTurn(ctx)
+		},
+		Put: func() {
+			if w.puts++; !w.Clean() {
+				_ = w.Close()
+			}
+			w.EndTurn()
+		},
 	}
-	return "mysqllock_held3"
+	return r
 }
 
-// write begins a transaction that writes a row.
+func (w *writer) take(wait time.Duration) (*advisory.Lock, error) {
+	return w.p.Acquire(dbtest.Limited(w.p.T), w.request(wait))
+}
+
+// takesLater is take in the background, which must be granted.
+func (w *writer) takesLater() <-chan *advisory.Lock {
+	granted := make(chan *advisory.Lock, 1)
+	go func() {
+		lock, err := w.take(20 * time.Second)
+		if err != nil {
+			w.p.T.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// takesNext makes sure that nobody of the process has the lock, and that its own queue for it goes on.
+func (w *writer) takesNext() {
+	w.p.T.Helper()
+	next := w.p.writer(w.p.session())
+	lock, err := next.take(0)
+	dbtest.OK(w.p.T, err)
+	if next.puts != 0 {
+		w.p.T.Error("it is not the first in its process")
+	}
+	w.p.Exec(next.Conn.Conn, "ROLLBACK")
+	released(w.p.T, lock)
+}
+
+// onSession is a writer whose transaction, in which it has written a row, holds the lock.
+func (p *process) onSession(conn driver.Conn) (*writer, *advisory.Lock) {
+	p.T.Helper()
+	w := p.writer(conn)
+	lock, err := w.take(0)
+	dbtest.OK(p.T, err)
+	if lock.ConnectionID() != w.KnownID() {
+		p.T.Fatalf("%d has the lock", lock.ConnectionID())
+	}
+	w.write()
+	return w, lock
+}
+
+// released releases the lock, and takes it off its session.
+func released(t testing.TB, lock *advisory.Lock) {
+	t.Helper()
+	dbtest.OK(t, errors.Join(lock.Release(), lock.Detach()))
+}
+
+// clean says that the session carries nothing of a lock, and no transaction.
+func (w *writer) clean(what string) {
+	w.p.T.Helper()
+	dbtest.Equal(w.p.T, what+": it has %s named locks", w.p.One(w.Conn.Conn, "SELECT RELEASE_ALL_LOCKS()"), "0")
+	w.p.Exec(w.Conn.Conn, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ") // in a transaction it would fail
+	w.p.Exec(w.Conn.Conn, "DELETE FROM "+w.p.written())
+	w.p.Exec(w.Conn.Conn, "COMMIT")
+}
+
 func (w *writer) write() {
 	w.p.T.Helper()
-	w.p.Exec(w.Conn.Conn, "START TRANSACTION")
 	w.p.Exec(w.Conn.Conn, "INSERT INTO "+w.p.written()+" VALUES (1)")
-}
-
-// check returns what is left to be done at COMMIT under the locks.
-func (w *writer) check(locks ...*advisory.Lock) strategy.Check {
-	w.p.T.Helper()
-	held := make([]strategy.Grant, len(locks))
-	for i, lock := range locks {
-		held[i] = lock
-	}
-	check, err := w.p.Strategy().Check(dbtest.Limited(w.p.T), w.Conn, held, true)
-	dbtest.OK(w.p.T, err)
-	return check
-}
-
-// knows waits until it is known how to commit under the lock.
-func (w *writer) knows(lock *advisory.Lock) {
-	w.p.T.Helper()
-	dbtest.Soon(w.p.T, "it is known how to commit", func() bool { return w.check(lock).Commit != nil })
 }
 
 // wantWritten says how many rows are committed.
@@ -95,195 +130,268 @@ func (s *scratch) wantWritten(what string, want int) {
 	}
 }
 
-// TestOneStatementChecksAndCommits: one statement checks the locks and commits. Where it finds them
-// lost, or runs elsewhere, nothing is committed; where the server has no way for it, it says so.
-func TestOneStatementChecksAndCommits(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(settings{change: s.inDatabase})
-		var tap dbtest.Tap
-		w := p.writer(s.Connect(tap.On))
-		one, two := p.acquire("1", 0), p.acquire("2", 0)
-		w.knows(one)
+// send is a form in which what goes out with a COMMIT is sent.
+type send func(ctx context.Context, conn driver.Conn, texts ...string) (answers [][][]string, err error)
 
-		w.write()
-		check := w.check(one, two)
-		sent := tap.Texts()
-		done, unknown, err := check.Commit(dbtest.Limited(t))
-		if texts := sent(); !done || unknown || err != nil || len(texts) != 1 || !strings.Contains(texts[0], s.commits()) {
-			t.Errorf("done %v, unknown %v, %v: %q", done, unknown, err, texts)
-		}
-		s.wantWritten("commit", 1)
+var forms = map[string]send{"packet": server.SendPacket, "single": server.SendSingly}
 
-		refused := func(what string, want error, check strategy.Check) {
-			t.Helper()
-			if done, unknown, err := check.Commit(dbtest.Limited(t)); done || unknown || err != nil {
-				t.Errorf("%s: done %v, unknown %v, %v", what, done, unknown, err)
-			}
-			dbtest.Is(t, what, check.Fence(dbtest.Limited(t)), want)
-			s.wantWritten(what, 1)
-			s.Exec(w.Conn.Conn, "ROLLBACK")
-		}
-		is := w.KnownID()
-		dbtest.OK(t, w.SetID("1"))
-		w.write()
-		refused("on another connection", nil, w.check(one))
-		if w.KnownID() != is {
-			t.Errorf("it is %d, and still taken for %d", is, w.KnownID())
-		}
-		w.write()
-		check = w.check(one, two)
-		s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", one.ConnectionID()))
-		s.free(w.Conn.Conn, "1") // before anybody has noticed
-		refused("lost", lockerr.ErrLost, check)
-
-		three := p.acquire("3", time.Minute)
-		if !s.MariaDB() {
-			s.Exec(w.Conn.Conn, "DROP PROCEDURE `"+s.Name+"`.mysqllock_held3")
-			w.write()
-			refused("dropped", nil, w.check(three))
-			if w.check(three).Commit != nil {
-				t.Error("it calls again what was missing")
-			}
-		}
-		w.write()
-		check = w.check(three)
-		dbtest.OK(t, three.Release())
-		if check.Commit != nil {
-			if done, _, err := check.Commit(dbtest.Limited(t)); done || !errors.Is(err, lockerr.ErrClosed) {
-				t.Errorf("released: %v, %v", done, err)
-			}
-		}
-		s.Exec(w.Conn.Conn, "ROLLBACK")
-	})
+// check is what goes out with the COMMIT.
+func (w *writer) check(ends bool, locks ...*advisory.Lock) (strategy.Check, error) {
+	held := make([]strategy.Grant, len(locks))
+	for i, lock := range locks {
+		held[i] = lock
+	}
+	return w.p.Strategy().Check(dbtest.Limited(w.p.T), w.Conn, held, strategy.Commit{Wrote: true, Ends: ends})
 }
 
-// TestTheCheckIsAStatementOfItsOwnElsewhere: without a known id, without the procedure, and behind
-// a Router the check is a statement of its own.
-func TestTheCheckIsAStatementOfItsOwnElsewhere(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		for what, c := range map[string]struct {
-			change func(*strategy.Config)
-			moved  bool
-		}{
-			"id not known": {change: s.inDatabase, moved: true},
-			"no procedure": {change: func(cfg *strategy.Config) {
-				s.inDatabase(cfg)
-				cfg.Procedures = schema.NewRegistry(cfg.Info, false, cfg.Control.Lend)
-			}},
-			"no table": {},
-			"Router":   {change: func(cfg *strategy.Config) { s.inDatabase(cfg); cfg.Info.Router = true }},
-		} {
-			if s.MariaDB() && (what == "no procedure" || what == "no table") {
-				continue
-			}
+// commit commits as a unit of work does. outcome is what is known of that.
+func (w *writer) commit(send send, check strategy.Check, change ...func([]string) []string) (outcome strategy.Outcome, err error) {
+	texts := slices.Concat(check.Before, []string{"COMMIT"}, check.After)
+	for _, change := range change {
+		texts = change(texts)
+	}
+	at := slices.Index(texts, "COMMIT")
+	answers, err := send(dbtest.Limited(w.p.T), w.Conn.Conn, texts...)
+	switch {
+	case err == nil:
+		outcome = strategy.Committed
+	case len(answers) > at:
+		outcome = strategy.OnlyCommitted
+	case server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, w.Conn.Conn):
+		outcome = strategy.Unknown
+	default:
+		err = check.Failed(dbtest.Limited(w.p.T), min(len(answers), len(check.Before)-1), err)
+	}
+	if check.Ended != nil {
+		check.Ended(outcome)
+	}
+	return outcome, err
+}
+
+// commits commits, with the release of a lock that the session holds.
+func (w *writer) commits(send send, locks ...*advisory.Lock) {
+	w.p.T.Helper()
+	check, err := w.check(true, locks...)
+	dbtest.OK(w.p.T, err)
+	if outcome, err := w.commit(send, check); outcome != strategy.Committed {
+		w.p.T.Errorf("%v, %v", outcome, err)
+	}
+}
+
+// TestTheGuardStopsACommitWithoutTheLocks: the COMMIT comes through as long as the server says that all locks are held,
+// and not where one is lost, whoever has noticed, or where it is another connection that has it.
+func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
+	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
+		for name, send := range forms {
 			s := s.other(t)
-			s.Exec(s.open(), "DROP PROCEDURE IF EXISTS `"+s.Name+"`.mysqllock_held3")
-			p := s.process(settings{change: c.change})
-			var tap dbtest.Tap
-			w := p.writer(s.Connect(tap.On))
-			if c.moved {
-				w.Moved()
+			var lockConn driver.Conn
+			p := s.process(settings{conns: 1, connect: func(ctx context.Context) (c driver.Conn, err error) {
+				lockConn, err = s.Connector(dbtest.NoDatabase).Connect(ctx)
+				return lockConn, err
+			}})
+			w := p.writer(s.session())
+			refused := func(what string, check strategy.Check) {
+				t.Helper()
+				w.write()
+				outcome, err := w.commit(send, check)
+				var e *lockerr.Error
+				if dbtest.Is(t, what, err, lockerr.ErrLost); outcome != strategy.Failed || !errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory" {
+					t.Errorf("%s, %s: %v, %v", name, what, outcome, err)
+				}
+				s.Exec(w.Conn.Conn, "ROLLBACK")
+				s.wantWritten(name+", "+what, 0)
 			}
-			lock := p.acquire("k", 0)
-			sent := tap.Texts()
-			if check := w.check(lock); check.Commit != nil || check.Unsure == nil {
-				t.Errorf("%s: it is left to the COMMIT", what)
+			one, two := p.acquire("1", 0), p.acquire("2", 0)
+			for _, limit := range []string{"DEFAULT", "0"} {
+				s.Exec(w.Conn.Conn, "SET SESSION sql_select_limit = "+limit)
+				w.write()
+				w.commits(send, one, two)
+				s.wantWritten(name, 1)
+				check, err := w.check(false, one, two)
+				dbtest.OK(t, err)
+				s.Exec(lockConn, "DO RELEASE_LOCK('"+two.Name()+"')")
+				s.Exec(s.open(), "DELETE FROM "+s.written())
+				refused("one is free", check)
+				s.Exec(lockConn, "DO GET_LOCK('"+two.Name()+"', 0)")
 			}
-			if texts := sent(); len(texts) != 1 || !strings.HasPrefix(texts[0], "SELECT ") {
-				t.Errorf("%s: %q", what, texts)
-			}
-			if c.moved {
-				w.knows(lock)
-			}
-			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", lock.ConnectionID()))
-			s.free(w.Conn.Conn, "k")
-			w.Moved()
-			dbtest.Is(t, what+": lost", dbtest.Err(p.Strategy().Check(dbtest.Limited(t), w.Conn, []strategy.Grant{lock}, true)), lockerr.ErrLost)
-		}
-	})
-}
-
-// TestDisturbedCommit: a KILL QUERY between COMMIT and the answer makes no failure of a
-// transaction that was committed, one before it commits nothing, and without an answer nobody
-// says which it was.
-func TestDisturbedCommit(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(settings{change: s.inDatabase})
-		for name, c := range dbtest.DisturbedCommits() {
-			s := s.other(t)
-			d := c.Disturbed
-			d.Conn, d.At = s.Connect(), func(text string) bool { return strings.Contains(text, s.commits()) }
-			w := p.writer(&d)
-			s.Exec(w.Conn.Conn, "DELETE FROM "+s.written())
-			lock := p.acquire("k", time.Minute)
-			w.knows(lock)
-			w.write()
-			done, unknown, err := w.check(lock).Commit(dbtest.Limited(t))
-			if done != c.Done || unknown != c.Unknown || (err == nil) != c.Done || errors.Is(err, driver.ErrBadConn) {
-				t.Errorf("%s: done %v, unknown %v, %v", name, done, unknown, err)
-			}
-			var e *lockerr.Error
-			if err != nil && (!errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory") {
-				t.Errorf("%s: %v", name, err)
-			}
-			d.Next = nil
-			s.Exec(d.Conn, "ROLLBACK")
-			s.wantWritten(name, map[bool]int{true: 1}[c.Committed])
-			dbtest.OK(t, lock.Release())
-		}
-	})
-}
-
-func TestTheCheckSeesALossThatNobodyHasNoticed(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p, plain := s.process(settings{}), s.open()
-		fine := func(conn driver.Conn, locks []*advisory.Lock) {
-			t.Helper()
-			_, err := p.Check(t.Context(), conn, locks)
+			s.Exec(w.Conn.Conn, "SET SESSION sql_select_limit = DEFAULT")
+			is := w.KnownID()
+			dbtest.OK(t, w.SetID("1"))
+			check, err := w.check(false, one)
 			dbtest.OK(t, err)
+			refused("on another connection", check)
+			dbtest.OK(t, w.SetID(fmt.Sprint(is)))
+
+			dbtest.OK(t, two.Release())
+			_, err = w.check(false, one, two)
+			dbtest.Is(t, "one was given back", err, lockerr.ErrClosed)
+
+			// After a restart of the server the id may be that of another connection.
+			check, err = w.check(false, one)
+			dbtest.OK(t, err)
+			s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
+			s.Exec(lockConn, "DO GET_LOCK('"+one.Name()+"', 0)")
+			refused("another connection of the same id", check)
+			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", one.ConnectionID()))
+			s.free(w.Conn.Conn, "1")
+			refused("killed", check)
+
+			w, lock := p.onSession(s.session())
+			s.Exec(w.Conn.Conn, "SET SESSION sql_select_limit = 0")
+			w.commits(send, lock)
+			dbtest.Equal(t, name+": connection %q has it after COMMIT", s.holder(s.open(), "k"), "")
+			s.Exec(w.Conn.Conn, "SET SESSION sql_select_limit = DEFAULT")
+			w.clean(name)
+
+			w, lock = p.onSession(s.session())
+			check, err = w.check(true, lock)
+			dbtest.OK(t, err)
+			s.Exec(w.Conn.Conn, "DO RELEASE_ALL_LOCKS()")
+			refused("released by the application", check)
+			released(t, lock)
+			w.clean(name)
 		}
-		fine(plain, nil)
-		one, two := p.acquire("1", 0), p.acquire("2", 0)
-		both := []*advisory.Lock{one, two}
-		fine(plain, both)
-		count := new(counting)
-		counted, err := intercept.With(count)(s.Connector(dbtest.NoDatabase))
-		dbtest.OK(t, err)
-		conn, err := counted.Connect(t.Context())
-		dbtest.OK(t, err)
-		fine(conn, both)
-		dbtest.OK(t, conn.Close())
-		dbtest.Equal(t, "%d statements", count.sent.Load(), 1)
-		check := func(want error, locks ...*advisory.Lock) {
-			t.Helper()
-			_, err := p.Check(t.Context(), plain, locks)
-			var e *lockerr.Error
-			if !errors.Is(err, want) || !errors.As(err, &e) || e.Op != "commit" || e.Strategy != "advisory" {
-				t.Errorf("%v", err)
-			}
-		}
-		dbtest.OK(t, two.Release())
-		check(lockerr.ErrClosed, one, two)
-		s.Exec(plain, fmt.Sprintf("KILL %d", one.ConnectionID()))
-		s.free(plain, "1") // before anybody has noticed
-		check(lockerr.ErrLost, one)
 	})
 }
 
-// TestAnotherConnectionOfTheSameIDIsALoss: the check is not taken in by a connection of the same id
-// that has the lock, as there may be after a restart of the server.
-func TestAnotherConnectionOfTheSameIDIsALoss(t *testing.T) {
-	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		base := s.Connector(dbtest.NoDatabase)
-		var lockConn driver.Conn
-		p := s.process(settings{connect: func(ctx context.Context) (c driver.Conn, err error) {
-			lockConn, err = base.Connect(ctx)
-			return lockConn, err
-		}})
+// TestAKillOfACommitUnderASession: the COMMIT of a transaction that holds its lock on its session is killed, or its connection,
+// before each of its statements. What was committed is never taken for what was not, and the lock is said to be free only
+// where it is.
+func TestAKillOfACommitUnderASession(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		look, gate := s.open(), "`"+s.Name+"`.gate"
+		s.Exec(look, "CREATE TABLE "+gate+" (n INT)")
+		s.Exec(look, "INSERT INTO "+gate+" VALUES (1)")
+		for name, send := range forms {
+			for at, where := range []string{"the guard", "COMMIT", "the release", "the answer"} {
+				for _, kill := range []string{"KILL QUERY", "KILL CONNECTION"} {
+					what := fmt.Sprintf("%s, %s before %s", name, kill, where)
+					p := s.process(settings{})
+					w, lock := p.onSession(s.session())
+					check, err := w.check(true, lock)
+					dbtest.OK(t, err)
+					s.Exec(look, "BEGIN")
+					s.One(look, "SELECT n FROM "+gate+" FOR UPDATE")
+					type result struct {
+						outcome strategy.Outcome
+						err     error
+					}
+					answer := make(chan result, 1)
+					go func() {
+						outcome, err := w.commit(send, check, func(texts []string) []string {
+							return slices.Insert(texts, at, "SELECT n FROM "+gate+" FOR UPDATE")
+						})
+						answer <- result{outcome, err}
+					}()
+					id := fmt.Sprint(w.KnownID())
+					dbtest.Soon(t, "it waits", func() bool {
+						rows, err := server.Query(t.Context(), look, "SELECT INFO FROM information_schema.PROCESSLIST WHERE ID = "+id)
+						return err == nil && len(rows) == 1 && strings.HasPrefix(rows[0][0], "SELECT n FROM ")
+					})
+					s.Exec(look, kill+" "+id)
+					r := <-answer
+					s.Exec(look, "ROLLBACK")
+					committed := at > 1
+					told := map[strategy.Outcome]bool{
+						strategy.Committed: at == 3, strategy.OnlyCommitted: committed, strategy.Failed: !committed, strategy.Unknown: true,
+					}
+					if !told[r.outcome] {
+						t.Errorf("%s: %v, %v", what, r.outcome, r.err)
+					}
+					s.wantWritten(what, map[bool]int{true: 1}[committed])
+					if over := errors.Is(lock.Err(), lockerr.ErrClosed); over != (r.outcome == strategy.Committed) {
+						t.Errorf("%s: %v, and the lock is over: %v", what, r.outcome, over)
+					}
+					if kill == "KILL QUERY" {
+						s.Exec(w.Conn.Conn, "ROLLBACK")
+					} else {
+						check.Unsure(dbtest.Limited(t)) // the lock is nobody's, and others have it next
+						w.Taint()
+						dbtest.OK(t, w.Close())
+					}
+					released(t, lock)
+					s.free(look, "k")
+					w.takesNext()
+					s.Exec(look, "DELETE FROM "+s.written())
+				}
+			}
+		}
+	})
+}
+
+// TestALostAnswerToACommitUnderASession: the answer to one of the statements is lost. Another process gets the lock only once the
+// server has done with the COMMIT, whatever has become of that, and proves nothing by it.
+func TestALostAnswerToACommitUnderASession(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		other := s.process(settings{})
+		for name, send := range forms {
+			for _, lost := range []string{"SELECT IF(CONNECTION_ID() = ", "COMMIT", "SELECT RELEASE_LOCK"} {
+				if name == "packet" && lost != "SELECT IF(CONNECTION_ID() = " {
+					continue // it is one text
+				}
+				what := name + ", " + lost
+				var mine dbtest.Tap
+				p := s.process(settings{})
+				w, lock := p.onSession(s.session(mine.On))
+				check, err := w.check(true, lock)
+				dbtest.OK(t, err)
+				happened := mine.Strike(dbtest.Fault{Lost: true, At: func(text string) bool { return strings.HasPrefix(text, lost) }})
+				outcome, err := w.commit(send, check)
+				want := strategy.Unknown
+				if lost == "SELECT RELEASE_LOCK" {
+					want = strategy.OnlyCommitted
+				}
+				if !happened() || outcome != want || server.Number(err) != 0 {
+					t.Errorf("%s: %v, %v", what, outcome, err)
+				}
+				check.Unsure(dbtest.Limited(t))
+				taken := other.acquire("k", 20*time.Second)
+				committed := map[bool]int{true: 1}[name == "packet" || lost != "SELECT IF(CONNECTION_ID() = "]
+				s.wantWritten(what, committed) // nothing of the COMMIT comes later
+				if errors.Is(lock.Err(), lockerr.ErrClosed) {
+					t.Errorf("%s: the lock is said to be free", what)
+				}
+				w.Taint()
+				released(t, lock)
+				dbtest.OK(t, taken.Release())
+				w.takesNext()
+				s.Exec(s.open(), "DELETE FROM "+s.written())
+			}
+		}
+	})
+}
+
+// TestADeadSessionIsEndedBeforeItsLocksAreGivenBack: a COMMIT whose answer is lost may still be running. Its session has ended when the
+// locks, which lock connections hold, are given back.
+func TestADeadSessionIsEndedBeforeItsLocksAreGivenBack(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(settings{})
 		lock := p.acquire("k", 0)
-		s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
-		s.Exec(lockConn, "DO GET_LOCK('"+lock.Name()+"', 0)")
-		dbtest.Is(t, "the check", dbtest.Err(p.Check(t.Context(), s.open(), []*advisory.Lock{lock})), lockerr.ErrLost)
+		var mine dbtest.Tap
+		w := p.writer(s.session(mine.On))
+		w.write()
+		check, err := w.check(true, lock)
+		dbtest.OK(t, err)
+		arrive := mine.Stall("SELECT IF(CONNECTION_ID() = ")
+		defer arrive()
+		own, cancel := context.WithCancel(dbtest.Limited(t))
+		sent := mine.Texts()
+		answer := dbtest.Go(func() error {
+			_, err := server.SendPacket(own, w.Conn.Conn, append(slices.Clone(check.Before), "DO SLEEP(60)", "COMMIT")...)
+			return err
+		})
+		look := s.open()
+		dbtest.Soon(t, "it is sent", func() bool { return len(sent()) == 1 })
+		cancel()
+		if err := <-answer; err == nil {
+			t.Error("it was answered")
+		}
+		check.Unsure(dbtest.Limited(t))
+		rows, err := server.Query(t.Context(), look, fmt.Sprintf("SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %d", w.KnownID()))
+		if err != nil || len(rows) != 0 {
+			t.Errorf("its session goes on: %v, %v", rows, err)
+		}
 		dbtest.OK(t, lock.Release())
+		s.wantWritten("killed", 0)
 	})
 }

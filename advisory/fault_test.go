@@ -221,7 +221,7 @@ func TestConnectionsThatBreakWhileTheyAreSetUpAreReplaced(t *testing.T) {
 			case broken < 100:
 				dbtest.OK(t, err)
 				dbtest.OK(t, lock.Release())
-			case !errors.Is(err, lockerr.ErrExhausted) || b.opened.Load() > 12:
+			case !errors.Is(err, lockerr.ErrNoAnswer) || b.opened.Load() > 12:
 				t.Errorf("after %d connections: %v", b.opened.Load(), err)
 			}
 		}
@@ -269,7 +269,7 @@ func TestARequestWhoseConnectionBreaksIsSentAgain(t *testing.T) {
 		dbtest.OK(t, p.acquire("k", 0).Release())
 		b.left.Store(1 << 20)
 		var e *lockerr.Error
-		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrExhausted) || !errors.As(err, &e) || e.Key != "k" {
+		if _, err := p.Acquire(t.Context(), request("k", 0)); !errors.Is(err, lockerr.ErrNoAnswer) || !errors.As(err, &e) || e.Key != "k" {
 			t.Errorf("it ended with %v", err)
 		}
 		b.left.Store(0)

@@ -20,16 +20,15 @@ type Lock struct {
 	name   string
 	ticket *queue.Ticket
 	conn   *lockConn
-	// txConn is the connection of the transaction that was begun with the lock, and holds it in
-	// place of a lock connection; nil for others. freed: it does not any more. freed is guarded
-	// by the turn of that connection.
-	txConn    *pool.Conn
+	// session is that of the transaction that the lock ends with, and holds it in place of a
+	// lock connection; nil for others. freed: it does not any more. freed is guarded by the
+	// turn of the session.
+	session   *pool.Conn
 	freed     bool
 	since     time.Time // when the server granted it to this process
 	handed    int       // how often it was handed over since then
 	contended bool      // other processes had it, or waited for it, when it was granted
 	alone     bool      // no other process took it at the last yield
-	paused    time.Time // when it was last left free for pollers
 	asked     purpose.Asked
 
 	// Guarded by Locker.mu.
@@ -58,7 +57,7 @@ func (k *Lock) ConnectionID() uint64 { return k.conn.id }
 // anything else has shown that the server may have ended the connection. A lost lock's
 // error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (k *Lock) Err() error {
-	if k.txConn == nil {
+	if k.session == nil {
 		k.conn.loseIfOverdue()
 	}
 	k.l.mu.Lock()
@@ -68,9 +67,8 @@ func (k *Lock) Err() error {
 
 // Release hands the lock over to the next caller in the queue. If there is none, it
 // releases the lock on the server, and waits for the answer. It fails with
-// lockerr.ErrLost if the lock was lost. A second call does nothing. A lock that its
-// transaction was begun with is released by the COMMIT, or by [Lock.Detach], and Release
-// only ends it.
+// lockerr.ErrLost if the lock was lost. A second call does nothing. A lock that a session holds
+// is released by its COMMIT, or by [Lock.Detach], or ends with the session, and Release only ends it.
 func (k *Lock) Release() error {
 	if err := k.Err(); errors.Is(err, lockerr.ErrLost) {
 		return terms.Failure("release", k.key, err)
@@ -85,7 +83,10 @@ func (k *Lock) Release() error {
 	} else if err != nil {
 		return nil
 	}
-	if k.txConn != nil {
+	if k.session != nil {
+		if !k.session.Clean() {
+			k.isFree()
+		}
 		return nil
 	}
 	if k.ticket.Handoff(l, k) {
@@ -121,7 +122,7 @@ func (k *Lock) end() error {
 // the lock's connection was lost meanwhile.
 func (a *attempt) takeHandoff(from *Lock) *Lock {
 	lock := a.lock(from.conn)
-	lock.since, lock.handed, lock.contended, lock.alone, lock.paused = from.since, from.handed+1, from.contended, from.alone, from.paused
+	lock.since, lock.handed, lock.contended, lock.alone = from.since, from.handed+1, from.contended, from.alone
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.conn.err != nil {
@@ -131,15 +132,15 @@ func (a *attempt) takeHandoff(from *Lock) *Lock {
 	return lock
 }
 
-// yieldInPlace is for a lock whose turn is over and that other processes wait for. It returns
-// the lock's connection, to wait on: one statement releases the lock there and queues
+// yieldInPlace is for a lock whose turn is over. If other processes wait for it, yieldInPlace
+// returns the lock's connection, to wait on: one statement releases the lock there and queues
 // for it again, so that the process loses no place, however slow it is. That statement
 // waits, so the connection must hold no other lock; else yieldInPlace returns nil.
 func (a *attempt) yieldInPlace(over *Lock) *lockConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k := over.conn
-	if k.err != nil || k.busy || k.pending.Len() > 0 || len(k.holds) > 1 || !a.spare(len(a.lockConns)-1) {
+	if !over.contended || k.err != nil || k.busy || k.pending.Len() > 0 || len(k.holds) > 1 || !a.spare(len(a.lockConns)-1) || !k.c.Block() {
 		return nil
 	}
 	delete(k.holds, over.name)

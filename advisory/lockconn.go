@@ -46,7 +46,6 @@ type lockConn struct {
 type request struct {
 	lock     *Lock
 	acquire  bool
-	yields   bool          // yields to other processes: releases the lock and asks for it again
 	answered chan struct{} // closed when the request is answered
 
 	// Guarded by Locker.mu until it is answered.
@@ -62,13 +61,11 @@ const (
 )
 
 var (
-	errForm         = errors.New("a lock statement returned an unexpected result")
-	errRetired      = errors.New("the lock connection was given back, since it held no lock")
-	errUnclean      = errors.New("a lock that may have been acquired could not be released")
-	errSlow         = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no lock connection could be opened within %v", background))
-	errLeftToPoller = errors.New("the lock was left free for a poller")
-	errScrapped     = errors.New("the lock connection was given up")
-	errElsewhere    = lockerr.With(lockerr.ErrUnsafe, errors.New(
+	errForm      = errors.New("a lock statement returned an unexpected result")
+	errRetired   = errors.New("the lock connection was given back, since it held no lock")
+	errUnclean   = errors.New("a lock that may have been acquired could not be released")
+	errScrapped  = errors.New("the lock connection was given up")
+	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"a statement reached another connection than the lock's: GET_LOCK is not safe behind a proxy that shares connections; connect to the server directly, or use a lease"))
 	errReadOnly = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
@@ -97,12 +94,23 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 				return nil, o.err
 			}
 		case <-ctx.Done():
-			if !l.cfg.Conns.Ready() {
-				return nil, lockerr.With(lockerr.ErrExhausted, errors.New("no connection is free for another lock connection"))
+			if short := l.short(); short != nil {
+				return nil, fmt.Errorf("%w: %w", short, context.Cause(ctx))
 			}
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// short says which bound leaves callers no connection to ask on; nil for none.
+func (l *Locker) short() error {
+	l.mu.Lock()
+	best, _ := l.leastBusy()
+	l.mu.Unlock()
+	if best != nil {
+		return nil
+	}
+	return l.cfg.Conns.Exhausted()
 }
 
 // leastBusy returns the best of the first lock connections that have room for a lock,
@@ -137,12 +145,9 @@ func (l *Locker) open() *opening {
 	l.opening = o
 	l.running.Go(func() {
 		defer close(o.done)
-		ctx, cancel := context.WithTimeoutCause(l.running.Ctx, background, errSlow)
+		ctx, cancel := server.Within(l.running.Ctx, background)
 		defer cancel()
-		k, err := l.connect(ctx)
-		if err != nil && ctx.Err() != nil { // it is not a context of the callers
-			err = context.Cause(ctx)
-		}
+		k, err := l.connect(ctx, pool.As{})
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.opening = nil
@@ -154,8 +159,8 @@ func (l *Locker) open() *opening {
 }
 
 // connect makes a lock connection of a connection of the pool.
-func (l *Locker) connect(ctx context.Context) (*lockConn, error) {
-	c, err := l.cfg.Conns.Acquire(ctx)
+func (l *Locker) connect(ctx context.Context, as pool.As) (*lockConn, error) {
+	c, err := l.cfg.Conns.AcquireAs(ctx, as)
 	if err != nil {
 		return nil, err
 	}
@@ -195,15 +200,9 @@ func (l *Locker) share(k *lockConn) {
 	}
 }
 
-// do runs r, and waits for the answer as await does.
+// do runs r, and waits for the answer. It returns false if ctx has ended and no answer came
+// soon after; r.answered is closed when the answer comes.
 func (k *lockConn) do(ctx context.Context, r *request) bool {
-	k.submit(r, ctx.Done() == nil) // a caller that cannot leave meanwhile sends it itself
-	return k.await(ctx, r)
-}
-
-// submit has r sent. The caller sends it itself, and has the answer, if it is to and if
-// nothing is under way.
-func (k *lockConn) submit(r *request, itself bool) {
 	l := k.l
 	r.answered = make(chan struct{})
 	l.mu.Lock()
@@ -211,7 +210,7 @@ func (k *lockConn) submit(r *request, itself bool) {
 		r.err = k.err
 		close(r.answered)
 		l.mu.Unlock()
-		return
+		return true
 	}
 	k.pending.Join(r)
 	serve := !k.busy
@@ -220,22 +219,17 @@ func (k *lockConn) submit(r *request, itself bool) {
 
 	switch {
 	case !serve:
-	case itself:
+	case ctx.Done() == nil: // a caller that cannot leave meanwhile sends it itself
 		k.serve()
 	default:
 		l.running.Go(k.serve)
 	}
-}
-
-// await waits for the answer to r. It returns false if ctx has ended and no answer came
-// soon after; r.answered is closed when the answer comes.
-func (k *lockConn) await(ctx context.Context, r *request) bool {
 	select {
 	case <-r.answered:
 		return true
 	case <-ctx.Done():
 	}
-	if !r.yields && k.pending.Quit(r) {
+	if r.acquire && k.pending.Quit(r) {
 		r.err = context.Cause(ctx)
 		return true
 	}
@@ -280,12 +274,9 @@ func (k *lockConn) serve() {
 			r.granted = true
 			k.holds[r.lock.name] = r.lock
 		default:
-			delete(k.holds, r.lock.name) // the lock of the holder before
 			switch {
 			case err != nil:
 				r.err = err
-			case answer[i] == '3':
-				r.err = errLeftToPoller
 			case answer[i] != '0':
 				r.err = errInterrupted
 			}
@@ -446,7 +437,7 @@ func (k *lockConn) dispose() {
 	l := k.l
 	l.running.Go(func() {
 		defer k.cancel()
-		ctx, cancel := context.WithTimeout(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory), background)
+		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory), background)
 		defer cancel()
 		if errors.Is(k.err, errRetired) || errors.Is(k.err, lockerr.ErrClosed) && k.c.Clean() {
 			if server.Exec(ctx, k.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {

@@ -310,7 +310,7 @@ func (s *scratch) silence(t *testing.T, ttl time.Duration, limited bool) error {
 	if took := lost.last.Sub(start); took < ttl/4 { // from the last answer before
 		t.Errorf("it was given up after %v already", took)
 	}
-	dbtest.Is(t, "the check", dbtest.Err(p.Check(t.Context(), plain, []*advisory.Lock{lock})), lockerr.ErrLost)
+	dbtest.Is(t, "the lock", lock.Err(), lockerr.ErrLost)
 	s.free(plain, "k")
 	return nil
 }
@@ -426,7 +426,7 @@ func TestARestartLosesTheLocks(t *testing.T) {
 			t.Errorf("without a server: %v", err)
 		}
 		dbtest.OK(t, s.Server.Restart(t.Context()))
-		dbtest.Is(t, "the check", dbtest.Err(p.Check(t.Context(), s.open(), []*advisory.Lock{lock})), lockerr.ErrLost)
+		dbtest.Is(t, "the lock", lock.Err(), lockerr.ErrLost)
 		dbtest.OK(t, p.acquire("k", 0).Release())
 
 		warm := s.process(settings{conns: 1})

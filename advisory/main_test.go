@@ -17,7 +17,6 @@ import (
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
@@ -100,7 +99,6 @@ func (s *scratch) process(set settings) *process {
 		Queue: new(queue.Queue), Namespace: s.namespace, Owner: "me", Info: info, TTL: set.ttl, ReadTimeout: set.ttl * 9 / 10,
 		HandOvers: 10, HandOverTime: 10 * time.Millisecond,
 	}
-	p.locks.Procedures = schema.NewRegistry(info, true, p.locks.Control.Lend)
 	if set.change != nil {
 		set.change(&p.locks)
 	}
@@ -146,7 +144,7 @@ func (p *process) told(key string, wait time.Duration) error {
 	return dbtest.Until(func() error {
 		_, err := p.Acquire(p.T.Context(), request(key, wait))
 		return err
-	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrNoAnswer) })
 }
 
 // inQueue waits until so many callers of the process are in the queue for the key.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -76,7 +75,7 @@ func (k *lockConn) acquireSQL() string { return "SELECT " + k.here("GET_LOCK(?, 
 func (k *lockConn) batchBlock(batch []*request) pool.Block {
 	first, last := batch[0], batch[len(batch)-1]
 	switch {
-	case last.acquire && (len(batch) > 1 || last.yields):
+	case last.acquire && len(batch) > 1:
 		return pool.Block{Text: k.batchSQL(batch)}
 	case len(batch) > 1:
 		return pool.Block{Text: freeSQL(batch)}
@@ -87,22 +86,16 @@ func (k *lockConn) batchBlock(batch []*request) pool.Block {
 }
 
 // batchSQL runs the requests of batch in their order. It answers one digit for each: 1 if
-// it was done, 2 if it was interrupted, 3 if the lock was left to a poller.
+// it was done, 2 if it was interrupted.
 func (k *lockConn) batchSQL(batch []*request) string {
 	var b strings.Builder
 	b.Grow(len(batch) * 128)
-	get := func(name string) { write(&b, "COALESCE(GET_LOCK('", name, "', 0), 2)") }
 	for i, r := range batch {
 		b.WriteString([2]string{"CONCAT(", ", "}[min(i, 1)])
-		switch name := r.lock.name; {
-		case r.yields:
-			write(&b, "IF(RELEASE_LOCK('", name, "'), IF(IS_FREE_LOCK('", lockname.OfPoller(k.l.cfg.Namespace, r.lock.key), "'), ")
-			get(name)
-			b.WriteString(", 3), 2)")
-		case r.acquire:
-			get(name)
-		default:
-			write(&b, "COALESCE(RELEASE_LOCK('", name, "'), 2)")
+		if r.acquire {
+			write(&b, "COALESCE(GET_LOCK('", r.lock.name, "', 0), 2)")
+		} else {
+			write(&b, "COALESCE(RELEASE_LOCK('", r.lock.name, "'), 2)")
 		}
 	}
 	b.WriteString(")")
@@ -131,42 +124,6 @@ func (k *lockConn) waitSQL(name string, since time.Time, bound time.Duration) st
 		return "IF(GET_LOCK('" + name + "', " + seconds + "), " + k.writable(answer) + ", 0)"
 	}
 	return begin + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
-}
-
-// checkSQL answers 1 if all locks are held, and the id of the connection that asks. LIMIT overrides
-// sql_select_limit.
-func checkSQL(locks []*Lock) string {
-	return "SELECT " + server.Untimed + heldSQL(locks) + ", CONNECTION_ID() LIMIT 1"
-}
-
-// commitBlock checks what checkSQL does, and that it runs on the connection with that id,
-// commits, and takes the lock ends off the connection, unless that is nil. There is an answer
-// if it has not. See [schema.Table.CommitIfProcedure]; MariaDB runs the same as an anonymous block.
-func (l *Locker) commitBlock(id uint64, locks []*Lock, ends *Lock, mark string) pool.Block {
-	if !l.cfg.Info.Blocks {
-		lock, identity := "NULL", "NULL"
-		if ends != nil {
-			lock, identity = schema.Name(ends.name), schema.Name(ends.conn.identity)
-		}
-		return pool.Block{Text: fmt.Sprintf("CALL %s(CONNECTION_ID() = %d AND %s, '%s', %s, %s) /* fence and COMMIT */",
-			l.cfg.Table.CommitIfProcedure(), id, heldSQL(locks), mark, lock, identity)}
-	}
-	held, after := fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)), ""
-	values := []driver.Value{mark}
-	if ends != nil {
-		after = "DO RELEASE_LOCK(" + lockname.Value + "), RELEASE_LOCK(" + lockname.Value + "); SET " + schema.Unlimited + "; "
-		values = append(values, ends.name, ends.conn.identity)
-	}
-	if ends != nil && len(locks) == 1 { // most have this text, which can be prepared
-		held = "CONNECTION_ID() = ? AND IS_USED_LOCK(" + lockname.Value + ") = CONNECTION_ID() AND IS_USED_LOCK(" + lockname.Value + ") = CONNECTION_ID()"
-		values = append([]driver.Value{int64(id), ends.conn.identity, ends.name}, values...) //nolint:gosec // connections are counted by one
-	}
-	block := pool.Block{Text: "BEGIN NOT ATOMIC SET @mysqllock_held = COALESCE(" + held + ", 0); " +
-		"IF @mysqllock_held THEN COMMIT; SET @mysqllock_done = ?; " + after + "ELSE SELECT 0; END IF; END", Values: values}
-	if ends == nil || len(locks) > 1 {
-		return pool.Block{Text: block.String()}
-	}
-	return block
 }
 
 // heldSQL is true if all locks are held.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -76,27 +78,12 @@ func TestAdvisoryHoldLapses(t *testing.T) {
 	})
 }
 
-// knowsTxConn waits until the handle knows how to begin a transaction with the lock on its own
-// connection.
-func knowsTxConn(s *stock.Shop, db *sql.DB) {
-	s.T.Helper()
-	dbtest.Soon(s.T, "it is known how to begin", func() bool {
-		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(s.T), "known", lockctx.Advisory()), nil)
-		dbtest.OK(s.T, err)
-		defer tx.Rollback()
-		var id int64
-		dbtest.OK(s.T, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-		return s.Named("known") == id
-	})
-}
-
-// TestAdvisoryTxConn: a lock that goes with the transaction is held by its connection, whatever
+// TestASessionHoldsTheLockOfItsTransaction: a lock that ends with the transaction is held by its session, whatever
 // runs in it; one that may outlive the transaction is not.
-func TestAdvisoryTxConn(t *testing.T) {
+func TestASessionHoldsTheLockOfItsTransaction(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, params := range []string{"", "&maxConns=8"} {
 			db := s.Handle("lockStrategy=advisory" + params)
-			knowsTxConn(s, db)
 			own := func(what string, tx *sql.Tx, key string, want bool) {
 				t.Helper()
 				var id int64
@@ -159,12 +146,11 @@ func TestAdvisoryTxConn(t *testing.T) {
 	})
 }
 
-// TestAdvisoryTxConnIsKept: an idle transaction that holds its lock is kept alive, by pings that
+// TestASessionWithALockIsKeptAlive: an idle transaction that holds its lock is kept alive, by pings that
 // never come into a statement of the application's; and its loss is noticed.
-func TestAdvisoryTxConnIsKept(t *testing.T) {
+func TestASessionWithALockIsKeptAlive(t *testing.T) {
 	idle := func(t *testing.T, s *stock.Shop, params string, ttl time.Duration) error {
 		db := s.Handle("lockStrategy=advisory&lockTTL=" + ttl.String() + params)
-		knowsTxConn(s, db)
 		time.Sleep(ttl * 6 / 5) // as if the connection was silent for too long
 		err := stock.InTx(lockctx.With(dbtest.Limited(t), "k"), db, func(tx *sql.Tx) error {
 			time.Sleep(ttl * 3 / 10)
@@ -210,7 +196,6 @@ func TestAdvisoryTxConnIsKept(t *testing.T) {
 		s.WantStock(1, 9)
 
 		db := s.Handle("lockStrategy=advisory&lockTTL=3s" + params)
-		knowsTxConn(s, db)
 		tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "lost"), db)
 		dbtest.Exec(t, tx, "UPDATE p SET stock = 0 WHERE id = 1")
 		dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", s.Named("lost")))
@@ -233,27 +218,24 @@ func TestAdvisoryTxConnIsKept(t *testing.T) {
 }
 
 // cutAtCommit closes a connection soon after a COMMIT has gone out on it, if it is to cut.
-// checks is whether the last COMMIT was a part of the check.
 type cutAtCommit struct {
 	net.Conn
-	cuts, checks *atomic.Bool
+	cuts *atomic.Bool
 }
 
 func (c cutAtCommit) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	if bytes.Contains(b, []byte("COMMIT")) && !bytes.Contains(b, []byte("CREATE")) {
-		c.checks.Store(bytes.Contains(b, []byte("mysqllock_held")))
-		if c.cuts.Load() {
-			time.AfterFunc(100*time.Millisecond, func() { c.Close() })
-		}
+	if bytes.Contains(b, []byte("COMMIT")) && c.cuts.Load() {
+		time.AfterFunc(100*time.Millisecond, func() { c.Close() })
 	}
 	return n, err
 }
 
+const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
+
 // TestUnknownCommitUnderAnAdvisoryLock: a lock is not given back while the server may
 // still be busy with a COMMIT under it whose answer is lost.
 func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
-	const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
 	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
 		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 			if _, err := tx.ExecContext(ctx, sell); err != nil {
@@ -264,12 +246,12 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		})
 	}
 	dbtest.OnOwnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) { // commits are held up for all of it
-		var cuts, checks atomic.Bool
+		var cuts atomic.Bool
 		cfg := s.Config()
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			var d net.Dialer
 			c, err := d.DialContext(ctx, network, addr)
-			return cutAtCommit{c, &cuts, &checks}, err
+			return cutAtCommit{c, &cuts}, err
 		}
 		admin, err := s.Plain.Conn(dbtest.Limited(t))
 		dbtest.OK(t, err)
@@ -283,38 +265,66 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 		hold := func(db *sql.DB) error {
 			return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, db, stop) }, lockctx.Advisory())
 		}
-		for name, c := range map[string]struct {
-			maxConns int
-			sold     func(*sql.DB) error
-			once     bool // the check and COMMIT are one statement: there is a way, and the connection's id is known
-		}{
-			"unit of work": {0, unit, s.MariaDB()}, "in a hold": {0, hold, false}, "unit of work, maxConns": {8, unit, true}, "in a hold, maxConns": {8, hold, true},
-		} {
-			connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: c.maxConns})
-			dbtest.OK(t, err)
-			db := sql.OpenDB(connector)
-			defer db.Close()
-			if c.maxConns > 0 {
-				dbtest.Soon(t, "the check is a part of the COMMIT", func() bool {
-					tx := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), db)
-					dbtest.Exec(t, tx, "UPDATE p SET stock = stock WHERE id = 1")
-					dbtest.OK(t, tx.Commit())
-					return checks.Load()
-				})
+		for name, sold := range map[string]func(*sql.DB) error{"unit of work": unit, "in a hold": hold} {
+			for _, maxConns := range []int{0, 8} {
+				connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: maxConns})
+				dbtest.OK(t, err)
+				db := sql.OpenDB(connector)
+				defer db.Close()
+				cuts.Store(true)
+				err = sold(db)
+				cuts.Store(false)
+				var busy int
+				dbtest.OK(t, admin.QueryRowContext(dbtest.Limited(t), "SELECT COUNT(*) FROM information_schema.processlist"+
+					" WHERE db = ? AND id <> CONNECTION_ID() AND info LIKE '%COMMIT%'", s.Name).Scan(&busy))
+				if err == nil || busy != 0 {
+					t.Errorf("%s, maxConns %d: %v; %d COMMITs go on", name, maxConns, err, busy)
+				}
+				dbtest.ExecIn(t, dbtest.Limited(t), admin, "UNLOCK TABLES")
+				s.WantStock(1, 10)
 			}
-			cuts.Store(true)
-			err = c.sold(db)
-			cuts.Store(false)
-			if checks.Load() != c.once {
-				t.Errorf("%s: the check was a part of the COMMIT: %v", name, checks.Load())
+		}
+	})
+}
+
+// TestADisturbedCommitUnderAnAdvisoryLock: each statement that goes out with the COMMIT is interrupted, or the connection
+// breaks in place of its answer. The caller is told of a success only if there is one, and others get the lock only
+// once that cannot change any more.
+func TestADisturbedCommitUnderAnAdvisoryLock(t *testing.T) {
+	form := server.FixedForm()
+	t.Cleanup(func() { server.FixForm(form) })
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		var tap dbtest.Tap
+		cfg := s.Config()
+		tap.On(cfg)
+		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Strategy: "advisory"})
+		dbtest.OK(t, err)
+		db := sql.OpenDB(connector)
+		defer db.Close()
+		under := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
+		for _, form := range []server.Form{server.Packet, server.Single} {
+			for _, at := range []string{"SELECT IF(CONNECTION_ID() = ", "COMMIT", "SELECT RELEASE_LOCK"} {
+				for _, fault := range []dbtest.Fault{{Answer: dbtest.Interrupted}, {Lost: true}} {
+					server.FixForm(form) // tests of the other server may fix another one
+					tx := dbtest.Begin(t, under(), db)
+					dbtest.Exec(t, tx, sell)
+					fault.At = func(text string) bool { return strings.HasPrefix(text, at) }
+					happened := tap.Strike(fault)
+					err := tx.Commit()
+					left := dbtest.Column[int](t, s.Plain, "SELECT stock FROM p WHERE id = 1")[0]
+					sold := left == 9
+					switch released := at == "SELECT RELEASE_LOCK"; {
+					case err == nil && !sold, sold && happened() && !released && !fault.Lost:
+						t.Errorf("%s, lost %v: %v, and the stock is %d", at, fault.Lost, err, left)
+					case (err == nil) != (!happened() || released), err != nil && !errors.Is(err, mysqllock.ErrLost):
+						t.Errorf("%s, lost %v: %v", at, fault.Lost, err)
+					}
+					tap.Strike(dbtest.Fault{At: func(string) bool { return false }})
+					dbtest.OK(t, mysqllock.Do(under(), db, "k", func(context.Context) error { s.WantStock(1, left); return nil }))
+					s.WantNamed("k", false)
+					dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10 WHERE id = 1")
+				}
 			}
-			var busy int
-			dbtest.OK(t, admin.QueryRowContext(dbtest.Limited(t), "SELECT COUNT(*) FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID() AND info LIKE '%COMMIT%' AND info NOT LIKE 'CREATE %'", s.Name).Scan(&busy))
-			if err == nil || busy != 0 {
-				t.Errorf("%s: %v; %d COMMITs go on", name, err, busy)
-			}
-			dbtest.ExecIn(t, dbtest.Limited(t), admin, "UNLOCK TABLES")
-			s.WantStock(1, 10)
 		}
 	})
 }
@@ -368,14 +378,14 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 			return err
 		}
 	}
-	waiting := func() []int64 {
+	waiting := func(key string) []int64 { // in the server
 		return dbtest.Column[int64](t, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE ?",
-			"%GET_LOCK('"+lockname.OfAdvisory(s.Name, "k")+"'%")
+			"%GET_LOCK('"+lockname.OfAdvisory(s.Name, key)+"'%")
 	}
-	polls := func(key string) bool {
-		var id sql.NullInt64
-		dbtest.OK(t, s.Plain.QueryRow("SELECT IS_USED_LOCK(?)", lockname.OfPoller(s.Name, key)).Scan(&id))
-		return id.Valid
+	waiters := func() int {
+		st, err := mysqllock.Stats(db)
+		dbtest.OK(t, err)
+		return st.Waiters
 	}
 	first, second, third := another(), another(), another()
 	dbtest.OK(t, first("k"))
@@ -389,21 +399,17 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 		}
 		held <- tx
 	}()
-	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting()) == 1 })
+	dbtest.Soon(t, "one waits in the server", func() bool { return len(waiting("k")) == 1 })
 	go func() { turn <- second("k") }()
-	dbtest.Soon(t, "the other waits", func() bool { return len(waiting()) == 2 })
+	dbtest.Soon(t, "the other waits", func() bool { return len(waiting("k")) == 2 })
 	dbtest.OK(t, first(""))
 	tx := <-held
 	go func() { sold <- sell(under("k")) }()
-	dbtest.Soon(t, "the next one is in the queue", func() bool {
-		st, err := mysqllock.Stats(db)
-		dbtest.OK(t, err)
-		return st.Waiters == 1
-	})
+	dbtest.Soon(t, "the next one is in the queue", func() bool { return waiters() == 1 })
 	time.Sleep(2 * time.Millisecond) // the time after which others have their turn
 	dbtest.OK(t, tx.Commit())
 	dbtest.OK(t, <-turn)
-	dbtest.Soon(t, "the next one waits in the server", func() bool { return len(waiting()) == 1 })
+	dbtest.Soon(t, "the next one waits in the server", func() bool { return len(waiting("k")) == 1 })
 	go func() {
 		tx, err := begin("l")
 		if err == nil {
@@ -411,12 +417,12 @@ func pollAfterTurn(s *stock.Shop, db *sql.DB, sell func(context.Context) error) 
 		}
 		other <- err
 	}()
-	dbtest.Soon(t, "somebody polls for another key", func() bool { return polls("l") })
-	dbtest.Soon(t, "the next one polls", func() bool {
-		for _, id := range waiting() {
+	dbtest.Soon(t, "somebody polls for another key", func() bool { return waiters() == 2 })
+	dbtest.Soon(t, "the next one polls, since the other one has the connection to wait on", func() bool {
+		for _, id := range waiting("k") {
 			_, _ = s.Plain.Exec(fmt.Sprintf("KILL QUERY %d", id)) // it may be over
 		}
-		return polls("k")
+		return len(waiting("l")) == 1
 	})
 	dbtest.OK(t, second(""))
 	dbtest.OK(t, <-sold)
@@ -460,12 +466,12 @@ func wantClosed(s *stock.Shop, what string, db *sql.DB) {
 	}
 }
 
-// TestConnectionsAreLeftForLockConnections: callers whose BEGIN goes out beside the lock leave the
+// TestConnectionsAreLeftForLockConnections: callers that are about to begin a transaction leave the
 // connections of maxConns to the lock connection that all of them need.
 func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for range 5 {
-			db := s.Handle("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=4") // with which nothing begins in the statement that locks
+			db := s.Handle("lockStrategy=advisory", "lockUnsafe=allow", "maxConns=6") // with which no session holds a lock
 			var all sync.WaitGroup
 			for i := range 12 {
 				all.Go(func() {

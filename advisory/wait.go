@@ -5,11 +5,10 @@ import (
 	"errors"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // wait waits for the lock in the server, on a connection that does nothing else: on k
@@ -26,8 +25,6 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 	defer done()
 	open, end := a.running.Until(patient)
 	defer end(nil)
-	var announced *Lock
-	defer func() { a.withdraw(announced) }()
 	defer a.countPoller(false)
 	for k != nil || open.Err() == nil {
 		var lock *Lock
@@ -37,10 +34,10 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 		if k != nil {
 			lock, err = a.waitOn(open, k)
 			if k = nil; lock == nil && err == nil {
-				strategy.Sleep(open, strategy.Pause(announced != nil))
+				strategy.Sleep(open, strategy.Pause(false))
 			}
-		} else if announced = a.announce(open, announced); strategy.Sleep(open, strategy.Pause(announced != nil)) {
-			lock, err = a.try(open, nil, nil)
+		} else if strategy.Sleep(open, strategy.Pause(true)) {
+			lock, err = a.try(open)
 		}
 		if err != nil {
 			return nil, err
@@ -50,16 +47,6 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 		}
 	}
 	return nil, context.Cause(open)
-}
-
-// announce acquires the named lock by which a poller announces itself, unless before is
-// it already. It returns nil if it cannot: another poller of this key may have announced
-// itself, which is as good.
-func (a *attempt) announce(ctx context.Context, before *Lock) *Lock {
-	if before != nil && before.Err() == nil {
-		return before
-	}
-	return a.show(ctx, a.r.Key, lockname.OfPoller(a.cfg.Namespace, a.r.Key), a.asked)
 }
 
 // Show acquires a named lock of the server for which no one waits. Other processes can
@@ -73,37 +60,21 @@ func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool
 	if l.allowed() != nil {
 		return nil, false
 	}
-	lock := l.show(ctx, name, name, nil)
+	k, err := l.pickConn(ctx)
+	if err != nil {
+		return nil, false
+	}
+	r := &request{lock: &Lock{l: l, key: name, name: name, conn: k}, acquire: true}
+	if !k.do(ctx, r) {
+		l.releaseLate(r, nil)
+		return nil, false
+	}
 	return func() {
 		if l.running.Enter() == nil { // else Close has released it
 			defer l.running.Done()
-			lock.conn.do(context.Background(), &request{lock: lock})
+			k.do(context.Background(), &request{lock: r.lock})
 		}
-	}, lock != nil
-}
-
-// show is Show for those who look for key. It returns nil if the lock was not acquired.
-func (l *Locker) show(ctx context.Context, key, name string, asked purpose.Asked) *Lock {
-	k, err := l.pickConn(ctx)
-	if err != nil {
-		return nil
-	}
-	r := &request{lock: &Lock{l: l, key: key, name: name, conn: k, asked: asked}, acquire: true}
-	switch {
-	case !k.do(ctx, r):
-		l.releaseLate(r, nil)
-		return nil
-	case !r.granted:
-		return nil
-	}
-	return r.lock
-}
-
-// withdraw releases, in the background, what announce has acquired.
-func (a *attempt) withdraw(announced *Lock) {
-	if announced != nil {
-		a.running.Go(func() { announced.conn.do(context.Background(), &request{lock: announced}) })
-	}
+	}, r.granted
 }
 
 // waitConn returns a connection to wait on. It returns nil if there is none for now:
@@ -119,9 +90,9 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	if a.countPoller(!free); !free {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, strategy.Pace)
+	ctx, cancel := server.Within(ctx, strategy.Pace)
 	defer cancel()
-	k, err := l.connect(ctx)
+	k, err := l.connect(ctx, pool.As{Waits: true})
 	if err != nil {
 		l.leaveWaitConn()
 		return nil // polling shows why
@@ -217,6 +188,7 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 	lock := a.lock(k)
 	lock.contended = contended
+	k.c.Unblocked()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	k.busy, k.err = false, nil // it may have been a lock connection before
@@ -232,7 +204,7 @@ func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 // server sent its answer, wait checks that it still works: the process may have been
 // stopped meanwhile, or the end of ctx has closed the connection.
 func (k *lockConn) wait(ctx context.Context, name string, since time.Time, bound time.Duration) (answer string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, bound+slack)
+	ctx, cancel := server.Within(ctx, bound+slack)
 	defer cancel()
 	answer, err = k.ask(ctx, k.waitSQL(name, since, bound))
 	if err == nil && (k.c.Silence() > k.l.limit/2 || !k.c.Valid()) {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -25,7 +24,7 @@ func TestCloseEndsTheWaitInTheQueue(t *testing.T) {
 		name := advisory.Name(s.namespace, "k")
 		under, answer := make(chan struct{}), make(chan struct{})
 		p := s.process(settings{conns: 1, seen: failing(func(text string) error {
-			if strings.Contains(text, "IF(RELEASE_LOCK('"+name) {
+			if strings.Contains(text, "DO RELEASE_LOCK('"+name) {
 				close(under)
 				<-answer
 			}
@@ -55,46 +54,10 @@ func TestCloseEndsTheWaitInTheQueue(t *testing.T) {
 			t.Errorf("who waited in the queue got %v after %v", err, time.Since(start))
 		}
 		close(answer)
-		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) && !errors.Is(err, lockerr.ErrExhausted) {
+		if err := <-failed; !errors.Is(err, lockerr.ErrClosed) && !errors.Is(err, lockerr.ErrNoAnswer) {
 			t.Errorf("who was in front got %v", err)
 		}
 		closed.Wait()
-	})
-}
-
-// TestAPollerAnnouncesItselfWhileItAsks: who only asks now and then says so, as long as it asks,
-// and again where the connection is lost on which it has.
-func TestAPollerAnnouncesItselfWhileItAsks(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p, plain := s.process(settings{conns: 1}), s.open()
-		announced := func() string { return s.One(plain, "SELECT IS_USED_LOCK('"+lockname.OfPoller(s.namespace, "k")+"')") }
-		for _, granted := range []bool{false, true} {
-			s.Exec(plain, "DO GET_LOCK('"+advisory.Name(s.namespace, "k")+"', 0)")
-			ctx, cancel := context.WithCancel(t.Context())
-			got := make(chan *advisory.Lock)
-			go func() {
-				lock, _ := p.Acquire(ctx, request("k", time.Minute))
-				got <- lock
-			}()
-			dbtest.Soon(t, "it says that it asks", func() bool { return announced() != "" })
-			s.Exec(plain, "KILL "+announced())
-			dbtest.Soon(t, "it says so again", func() bool { return announced() != "" })
-			if granted {
-				s.Exec(plain, "DO RELEASE_ALL_LOCKS()")
-			} else {
-				cancel()
-			}
-			lock := <-got
-			if (lock != nil) != granted {
-				t.Errorf("granted is %v: %v", granted, lock)
-			}
-			dbtest.Soon(t, "it asks no more", func() bool { return announced() == "" })
-			if granted {
-				dbtest.OK(t, lock.Release())
-			}
-			cancel()
-		}
-		dbtest.Soon(t, "no connection is in use", func() bool { return p.conns.Stat().InUse == 0 })
 	})
 }
 

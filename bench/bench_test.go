@@ -56,6 +56,7 @@ func TestShort(t *testing.T) {
 		{label{Workload: oneKey, N: 100}, oneKeyNames, []string{rate}},
 		{label{Workload: fourKeys, N: 24}, fourKeysNames, []string{rate}},
 		{label{Workload: bounded, N: 64}, boundedNames, []string{rate, waitMean, waitLate, allocated}},
+		{label{Workload: fullBudget, N: 64}, fullNames, []string{rate, waitMean}},
 		{label{Workload: distinct, N: 64}, ownKeys, []string{rate}},
 		{label{Workload: hot, N: 8}, loaded, []string{rate, waitMean, waitLongest, statements}},
 		{label{Workload: burst, N: 64}, []string{row, lease, advisory, getLock}, []string{allHadIt}},

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 )
 
 // contender is one way to lock, ours or a rival's, or one way to do something
@@ -23,9 +25,13 @@ func (c contender) String() string { return c.Name + ", " + c.Server }
 
 // size is what a client must be prepared for, to have its pools warm.
 type size struct {
-	Workers int // goroutines that call Lock at a time
-	Locks   int // locks held at a time
+	Workers int           // goroutines that call Lock at a time
+	Locks   int           // locks held at a time
+	Rush    time.Duration // for how long each caller is ready to wait; 0 is as long as it takes
 }
+
+// errGaveUp is of a caller that was not ready to wait for longer.
+var errGaveUp = errors.New("gave up")
 
 // client is a contender at work in one process.
 type client interface {
@@ -43,6 +49,7 @@ func contenders() (all []contender) {
 		all = append(all, transactions(on)...)
 		all = append(all, plainWork(on)...)
 		all = append(all, fewConnections(on)...)
+		all = append(all, hotRows(on)...)
 	}
 	return append(all, otherRivals()...)
 }

@@ -22,12 +22,15 @@ const (
 	apartLocked   = "read, then write; mysqllock"
 	queryBounded  = "query, SetMaxOpenConns(25)"
 	queryBudget   = "query, maxConns=25"
+	fullPlain     = "transaction, SetMaxOpenConns(25)"
+	fullLocked    = "transaction, maxConns=25, every other one locked"
 )
 
 var (
 	oneKeyNames   = []string{decidedInDo, decided}
 	fourKeysNames = []string{onFourKeys, onFourKeysFew}
 	boundedNames  = []string{queryBounded, queryBudget}
+	fullNames     = []string{fullPlain, fullLocked}
 	apartNames    = []string{apart, apartLocked}
 )
 
@@ -36,7 +39,7 @@ var (
 func fewConnections(on string) (all []contender) {
 	add := func(name string, open func(address string, n size) (*sql.DB, error), do func(ctx context.Context, db *sql.DB, worker int) error) {
 		all = append(all, contender{
-			Name: name, Server: on, Ours: name != apart && name != queryBounded,
+			Name: name, Server: on, Ours: name != apart && name != queryBounded && name != fullPlain,
 			open: func(_ context.Context, at addresses, n size) (client, error) {
 				db, err := open(at[on], n)
 				if err != nil {
@@ -71,15 +74,23 @@ func fewConnections(on string) (all []contender) {
 		defer cancel()
 		return sellAfter(lockctx.With(ctx, product), db, 1, 0)
 	})
-	add(queryBounded, func(address string, n size) (*sql.DB, error) {
+	plain := func(address string, n size) (*sql.DB, error) {
 		db, err := openPlain(address, n)
 		if err == nil {
 			db.SetMaxOpenConns(25)
 			db.SetMaxIdleConns(25)
 		}
 		return db, err
-	}, query)
+	}
+	add(queryBounded, plain, query)
 	add(queryBudget, bounded(25), query)
+	add(fullPlain, plain, func(ctx context.Context, db *sql.DB, worker int) error { return transact(ctx, db, worker+1) })
+	add(fullLocked, bounded(25), func(ctx context.Context, db *sql.DB, worker int) error {
+		if worker%2 == 0 {
+			ctx = lockctx.With(ctx, fmt.Sprint(product, worker))
+		}
+		return transact(ctx, db, worker+1)
+	})
 	return all
 }
 
@@ -115,12 +126,19 @@ func decideInDo(ctx context.Context, db *sql.DB, key string, id int) error {
 }
 
 func decideInTx(ctx context.Context, db *sql.DB, key string, id int) error {
-	tx, err := db.BeginTx(lockctx.With(ctx, key), nil)
+	return transactAfter(lockctx.With(ctx, key), db, id, time.Millisecond)
+}
+
+// transact reads a stock and writes it in a transaction, under a lock if ctx has a hint.
+func transact(ctx context.Context, db *sql.DB, id int) error { return transactAfter(ctx, db, id, 0) }
+
+func transactAfter(ctx context.Context, db *sql.DB, id int, thinks time.Duration) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	if err := sellOne(ctx, tx, id); err != nil {
+	if err := sellAfter(ctx, tx, id, thinks); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -79,6 +79,21 @@ var goals = []goal{
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
 	{"advisory, handoff to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
+	{hotAim(inBegin, ""), 0.85, true, hotRate(hotRow, 64, 0, inBegin, handLocked)},
+	{hotAim(inHotDo, ""), 1, true, hotRate(hotRow, 64, 0, inHotDo, handLocked)},
+	{hotAim(apartJoined, ""), 1, true, hotRate(hotRow, 64, 0, apartJoined, handLocked)},
+	{hotAim(inBegin, ", 0.5 ms away"), 0.65, true, hotRate(hotRow, 64, farDelay, inBegin, handLocked)},
+	{hotAim(inHotDo, ", 0.5 ms away"), 0.65, true, hotRate(hotRow, 64, farDelay, inHotDo, handLocked)},
+	{hotAim(apartJoined, ", 0.5 ms away"), 1.2, true, hotRate(hotRow, 64, farDelay, apartJoined, handLocked)},
+	{hotAim(inBegin, ", 2 ms away"), 0.65, true, hotRate(hotRow, 64, 4*farDelay, inBegin, handLocked)},
+	{hotAim(inHotDo, ", 2 ms away"), 0.65, true, hotRate(hotRow, 64, 4*farDelay, inHotDo, handLocked)},
+	{hotAim(apartJoined, ", 2 ms away"), 1.2, true, hotRate(hotRow, 64, 4*farDelay, apartJoined, handLocked)},
+	{hotAim(inBegin, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, inBegin+fewEach, handLocked+fewEach)},
+	{hotAim(inHotDo, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, inHotDo+fewEach, handLocked+fewEach)},
+	{hotAim(apartJoined, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, apartJoined+fewEach, handLocked+fewEach)},
+	{hotAim(inBegin, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inBegin+fewEach, handLocked+fewEach)},
+	{hotAim(inHotDo, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inHotDo+fewEach, handLocked+fewEach)},
+	{hotAim(apartJoined, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, apartJoined+fewEach, handLocked+fewEach)},
 	{"row, 64 goroutines that sell one product in Do, sales a second against GET_LOCK on pinned connections", 1, true, func(r *record, on string) float64 {
 		return r.ratio(label{busy, 64, 0, "transaction, " + inDo, on}, label{busy, 64, 0, "transaction, " + getLock, on}, rate)
 	}},
@@ -117,6 +132,9 @@ var goals = []goal{
 	{"the same, 99 of 100 queries", 1.02, false, few(waitLate)},
 	{"the same, allocations more", 2, false, func(r *record, on string) float64 {
 		return r.results.median(label{bounded, 64, 0, queryBudget, on}, allocated) - r.results.median(label{bounded, 64, 0, queryBounded, on}, allocated)
+	}},
+	{"64 goroutines, all 25 connections in use, every other transaction locked, transactions a second against the bare driver with SetMaxOpenConns(25)", 0.6, true, func(r *record, on string) float64 {
+		return r.ratio(label{fullBudget, 64, 0, fullLocked, on}, label{fullBudget, 64, 0, fullPlain, on}, rate)
 	}},
 	{"row, requests for each grant, the most of all loads", 3, false, mostRequests(row)},
 	{"lease, requests for each grant, the most of all loads", 3, false, mostRequests(lease)},
@@ -286,6 +304,18 @@ func lockedAim(strategy string, delay time.Duration) string {
 // locked is the time of a transaction under a lock against one without.
 func locked(strategy string, delay time.Duration) func(*record, string) float64 {
 	return func(r *record, on string) float64 { return r.sale(strategy, unlocked, on, delay) }
+}
+
+// hotAim is what the goal for a way to sell from a hot row is called.
+func hotAim(way, where string) string {
+	return "a " + way + where + ", sales a second against FOR UPDATE by hand"
+}
+
+// hotRate is a rate against that of FOR UPDATE by hand.
+func hotRate(workload string, n int, delay time.Duration, way, byHand string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{workload, n, delay, way, on}, label{workload, n, delay, byHand, on}, rate)
+	}
 }
 
 // againstGetLock is a rate against that of GET_LOCK in the same workload.

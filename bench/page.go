@@ -96,12 +96,12 @@ func (r *record) tables() string {
 	}))
 
 	say("### Few connections")
-	say("100 goroutines read the stock of one product, think for a millisecond and write it; 24 do so on four keys, with `BeginTx`, `Do`, and without a transaction; 64 run a query without a hint.")
+	say("100 goroutines read the stock of one product, think for a millisecond and write it; 24 do so on four keys, with `BeginTx`, `Do`, and without a transaction; 64 run a query without a hint; 64 read and write a product of their own in a transaction, every other one under a lock.")
 	for _, w := range []struct {
 		workload string
 		n        int
 		names    []string
-	}{{oneKey, 100, oneKeyNames}, {fourKeys, 24, fourKeysNames}, {bounded, 64, boundedNames}} {
+	}{{oneKey, 100, oneKeyNames}, {fourKeys, 24, fourKeysNames}, {bounded, 64, boundedNames}, {fullBudget, 64, fullNames}} {
 		l := label{Workload: w.workload, N: w.n}
 		b.WriteString(r.table(w.names, []column{
 			{"units/s", l, rate, ""},
@@ -223,7 +223,30 @@ func (r *record) opening() string {
 	b.WriteString(r.table(usualOnes(transactionNames()), columns))
 	say("**What a row allows that all change**: the same transaction, by 64 goroutines of one process that all sell the same product. Locks without a transaction, in one process and in four: [figures](performance/figures.md#one-key-that-all-want).")
 	b.WriteString(r.table(usualOnes(busyNames), sales()[:3]))
+	say("**A hot row**: a stock is read, and one less is written, by 64 goroutines of one process, all of the same product; sales a second, and against FOR UPDATE by hand (BEGIN, SELECT … FOR UPDATE, UPDATE, COMMIT). *Read, then write* is outside of a transaction, by texts that the driver can put beside its own. By hand the next caller waits in the server, and two round trips pass between two sales, UPDATE and COMMIT; with a lock before the read it is three, so that two thirds are what there can be some way off.")
+	b.WriteString(r.table(hotRowNames, hotRowColumns(64, 0, farDelay, 4*farDelay)))
+	say("The same in three processes with 17 connections each: of 8 goroutines and one product; and of 100 goroutines, five products, and callers that wait for a second at most.")
+	b.WriteString(r.table(hotRowFew, []column{
+		{"3 × 8, sales/s", label{Workload: hotRow, N: 8}, rate, ""},
+		{"× by hand", label{Workload: hotRow, N: 8}, rate, handLocked + fewEach},
+		{"3 × 100, sales/s", label{Workload: rush, N: 100}, rate, ""},
+		{"× by hand", label{Workload: rush, N: 100}, rate, handLocked + fewEach},
+		{"gave up", label{Workload: rush, N: 100}, gaveUp, ""},
+	}))
 	return b.String()
+}
+
+// hotRowColumns are the columns of a hot row so far away.
+func hotRowColumns(workers int, delays ...time.Duration) (columns []column) {
+	for _, d := range delays {
+		where := "near"
+		if d > 0 {
+			where = fmt.Sprintf("%g ms away", float64(d)/float64(time.Millisecond))
+		}
+		of := label{Workload: hotRow, N: workers, Delay: d}
+		columns = append(columns, column{where + ", sales/s", of, rate, ""}, column{"× by hand", of, rate, handLocked})
+	}
+	return columns
 }
 
 // sales are the columns of those who all sell one product, the longest wait last.
@@ -274,6 +297,7 @@ func (r *record) table(names []string, columns []column) string {
 		if w := columns[0].of.Workload; w == transaction || w == busy {
 			line[0] = strings.TrimPrefix(c.Name, "transaction, ")
 		}
+		line[0] = strings.TrimSuffix(strings.TrimPrefix(line[0], "hot row, "), fewEach)
 		if c.Ours {
 			line[0] = "**" + line[0] + "**"
 		}

@@ -49,6 +49,7 @@ type report struct {
 	Waits         int           // how many that is the sum of
 	Late          time.Duration // 99 of 100 waited for less
 	Starved       int           // goroutines that got nothing before the end
+	GaveUp        int           // calls that did not wait until they had it
 	Allocations   float64       // for each grant
 
 	waits []float64 // of one goroutine that had them all, in ns
@@ -249,6 +250,11 @@ func (r *report) lockUntil(ctx context.Context, end time.Time, times int, lock f
 			}
 			return nil
 		}
+		if errors.Is(err, errGaveUp) {
+			r.GaveUp++
+			start = time.Now()
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -280,6 +286,7 @@ func (r *report) add(o report) {
 	r.Waits += o.Waits
 	r.Longest = max(r.Longest, o.Longest)
 	r.Starved += o.Starved
+	r.GaveUp += o.GaveUp
 }
 
 // touch takes many locks and gives each back at once.

@@ -286,7 +286,7 @@ func freePorts(n int) (ports []string, err error) {
 var schema = []string{
 	"CREATE DATABASE bench",
 	"CREATE TABLE bench.products (id INT PRIMARY KEY, stock BIGINT NOT NULL) ENGINE=InnoDB",
-	"INSERT INTO bench.products VALUES (1, 0), (2, 0), (3, 0), (4, 0)",
+	"INSERT INTO bench.products WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 64) SELECT i, 0 FROM n",
 	// For SELECT … FOR UPDATE. All rows are there: one that is inserted while
 	// others are locked can have to wait for them, since a page that is split
 	// leaves its locks on gaps.

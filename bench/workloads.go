@@ -41,6 +41,9 @@ const (
 	oneKey      = "one key, few connections"
 	fourKeys    = "four keys, few connections"
 	bounded     = "without a hint, few connections"
+	hotRow      = "hot row"
+	rush        = "rush" // whose callers wait for a second at most
+	fullBudget  = "all connections in use, half of the callers locked"
 )
 
 // The figures, as results are filed.
@@ -52,6 +55,7 @@ const (
 	waitLate    = "99 % within µs"
 	statements  = "requests"    // of the lock's server for each grant
 	gotNothing  = "got nothing" // goroutines
+	gaveUp      = "gave up"     // calls, of all
 	allHadIt    = "ms until all had it"
 	shareLeast  = "least share" // of a process, against the largest
 	allocated   = "allocations" // for each
@@ -100,6 +104,10 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: bounded, names: boundedNames, workers: 64, own: true, lasting: 150 * time.Millisecond, epochs: 4, rounds: 15},
+		{workload: fullBudget, names: fullNames, workers: 64, own: true, lasting: 300 * time.Millisecond, epochs: 3, rounds: 8},
+		{workload: hotRow, names: hotRowNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 6},
+		{workload: hotRow, names: hotRowFew, processes: 3, workers: 8, lasting: 2 * hotRound, epochs: 1, rounds: 5},
+		{workload: rush, names: hotRowFew, processes: 3, workers: 100, rush: inRush, lasting: 3 * time.Second, epochs: 1, rounds: 3},
 		{workload: distinct, names: ownKeys, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
 		{workload: processes, names: loaded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
@@ -147,6 +155,7 @@ func (b bench) far(delay time.Duration) (err error) {
 		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: decision, names: apartNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: hotRow, names: hotRowNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 6},
 	}
 	if !b.short {
 		all = append(all,
@@ -228,7 +237,8 @@ type loads struct {
 	processes int // 0 is 1
 	workers   int // in each
 	own       bool
-	times     int // each goroutine takes it; 0 is as often as it can
+	times     int           // each goroutine takes it; 0 is as often as it can
+	rush      time.Duration // each call is ready to wait for so long; 0 is for as long as it takes
 	lasting   time.Duration
 	epochs    int // everything is opened anew, since one connection can be faster than another
 	rounds    int // in each epoch
@@ -241,7 +251,7 @@ func (b *bench) loads(w loads) error {
 	all := b.named(w.names)
 	w.processes = max(1, w.processes)
 	b.say("%s, %d x %d goroutines", w.workload, w.processes, w.workers)
-	n := size{Workers: w.workers, Locks: 1}
+	n := size{Workers: w.workers, Locks: 1, Rush: w.rush}
 	if w.own {
 		n.Locks = w.workers
 	}
@@ -359,6 +369,9 @@ func (b *bench) fileLoad(w loads, c contender, reports []report, asked float64) 
 	file(allocated, reports[0].Allocations)
 	file(waitLongest, micros(sum.Longest))
 	file(gotNothing, float64(sum.Starved))
+	if w.rush > 0 {
+		file(gaveUp, float64(sum.GaveUp)/float64(sum.GaveUp+sum.All))
+	}
 	if len(shares) > 1 {
 		file(shareLeast, float64(slices.Min(shares))/float64(slices.Max(shares)))
 	}

@@ -55,11 +55,18 @@ func (a *Activity) String() string {
 }
 
 // Advice is what can be done about a holder for whom others wait; "" if nothing is known
-// against it.
+// against it. It advises to end a connection only if its process is known, and is not seen to wait for a lock.
 func (h *Holder) Advice() string {
 	_, inTransaction := h.Within.Get()
 	if a := h.Activity; a == nil || a.Running || a.For < calm || !inTransaction || len(h.WaitsFor) > 0 {
 		return ""
+	}
+	if _, known := h.process(); !known {
+		text := "its transaction is open, and no statement runs: its process may wait for another lock, which is not seen"
+		if host, port, ok := strings.Cut(h.Host, ":"); ok {
+			return text + fmt.Sprintf("; ss -tnp on %s names the process with port %s: see there why it does not go on", host, port)
+		}
+		return text + "; see why it does not go on"
 	}
 	return fmt.Sprintf("its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL %d rolls all of it back", h.ConnectionID)
 }
@@ -176,7 +183,6 @@ func (p *picture) mysqlActivity(ctx context.Context, ids []uint64) error {
 }
 
 func newEvent(r []string) event {
-	number := func(s string) uint64 { n, _ := strconv.ParseUint(s, 10, 64); return n }
 	e := event{number(r[1]), number(r[2]), number(r[3]), number(r[4]), r[2] == "", r[5] == "1", r[6]}
 	if e.running {
 		e.last = math.MaxUint64
@@ -231,7 +237,7 @@ func (p *picture) own(text string) bool {
 	return ours.MatchString(text) || strings.Contains(text, p.table.String()) || strings.Contains(text, p.procedures())
 }
 
-// procedures is how the names of the driver's procedures begin.
+// procedures is how the names of the procedures begin that programs of earlier versions call.
 func (p *picture) procedures() string { return strings.TrimSuffix(p.table.String(), "`") + "_" }
 
 // elapsed is the time between two moments of the timer, which counts picoseconds.

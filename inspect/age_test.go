@@ -10,7 +10,6 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -56,7 +55,6 @@ func TestAges(t *testing.T) {
 			}()
 			held := func(program string, wait time.Duration) (l *inspect.Lock, from, to time.Time) {
 				dbtest.Soon(t, program+" has it", func() bool {
-					pauseForCopy()
 					from = time.Now()
 					l = find(look(t, i), strategy, key)
 					to = time.Now()
@@ -205,7 +203,6 @@ func TestLateLock(t *testing.T) {
 		var from, to time.Time
 		var snap *inspect.Snapshot
 		dbtest.Soon(t, "both are shown", func() bool { // MariaDB answers from a copy
-			pauseForCopy()
 			from, snap, to = time.Now(), look(t, i), time.Now()
 			one, other := find(snap, "row", "early"), find(snap, "row", "late")
 			return one != nil && other != nil && len(one.Holders.List) == 1 && len(other.Holders.List) == 1
@@ -252,7 +249,6 @@ func TestChain(t *testing.T) {
 			})
 			if keys[1] != "" {
 				dbtest.Soon(t, keys[0]+" waits for "+keys[1], func() bool {
-					pauseForCopy()
 					l := find(look(t, s.inspector(s.root)), "row", keys[1])
 					return l != nil && len(l.Waiters.List) == 1
 				})
@@ -261,7 +257,6 @@ func TestChain(t *testing.T) {
 		s.rowAwaited("FOR UPDATE", "one")
 		var snap *inspect.Snapshot
 		dbtest.Soon(t, "all is shown", func() bool {
-			pauseForCopy()
 			snap = look(t, s.inspector(s.root))
 			l := find(snap, "row", "one")
 			return l != nil && len(l.Holders.List) == 1 && len(snap.Chain(l)) == 3
@@ -327,7 +322,6 @@ func TestSeenAndUnseen(t *testing.T) {
 			i := s.inspector(s.open(user))
 			var snap *inspect.Snapshot
 			dbtest.Soon(t, c.rights, func() bool { // other tests have locks, too, and MariaDB counts all
-				pauseForCopy()
 				snap = look(t, i)
 				if want := c.unseen[s.kind]; want > 0 {
 					return value(snap.Unseen) >= want
@@ -370,7 +364,6 @@ func TestOwnStatements(t *testing.T) {
 		dbtest.OK(t, err)
 		defer named.Release()
 		s.queue(func() int {
-			pauseForCopy()
 			if l := find(look(t, s.inspector(s.root)), "row", "the-row"); l != nil {
 				return len(l.Waiters.List)
 			}
@@ -379,7 +372,6 @@ func TestOwnStatements(t *testing.T) {
 		i := s.inspector(s.open("root"))
 		var h *inspect.Holder
 		idle := func() time.Duration { // that is shown
-			pauseForCopy()
 			h = nil
 			if l := find(look(t, i), "row", "the-row"); l != nil && len(l.Holders.List) == 1 {
 				h = &l.Holders.List[0]
@@ -413,38 +405,109 @@ func TestOwnStatements(t *testing.T) {
 			t.Errorf("the connection that only keeps the lock: %+v", l)
 		}
 		dbtest.OK(t, s.acquire(db, "another").Release())
-		// The first transactions may have their locks on another connection: they come before
-		// the driver knows its procedures.
 		dbtest.Soon(t, "a transaction that holds an advisory lock itself is not said to work elsewhere", func() bool {
 			tx := dbtest.Begin(t, lockctx.With(t.Context(), "in-transaction", lockctx.Advisory()), db)
 			defer tx.Rollback()
 			dbtest.Exec(t, tx, "SELECT COUNT(*) FROM mysqllock")
-			pauseForCopy()
 			l := find(look(t, i, "in-transaction"), "advisory", "in-transaction")
 			return l != nil && len(l.Holders.List) == 1 && !l.Holders.List[0].Within.IsZero() && l.Holders.List[0].Activity != nil && !l.Holders.List[0].Activity.Elsewhere
 		})
 	})
 }
 
-// TestPoller: who has announced itself as a poller waits for nothing in the server, and there
-// may be others.
-func TestPoller(t *testing.T) {
+// TestWaitersOfLeasesAndAdvisoryLocksMayBeMore: a caller without a connection to wait on asks again
+// and again, which the server does not show.
+func TestWaitersOfLeasesAndAdvisoryLocksMayBeMore(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
-		if s.kind == plainMariaDB {
-			t.Skip("it does not list named locks")
-		}
 		db := s.process("root", "holder")
-		for strategy, announced := range map[string]func(namespace, key string) string{"lease": lockname.OfLeasePoller, "advisory": lockname.OfPoller} {
-			s.acquire(db, "the-"+strategy, strategies[strategy])
-			conn, err := s.root.Conn(t.Context())
-			dbtest.OK(t, err)
-			defer conn.Close()
-			for _, more := range []bool{false, true} {
-				if l := find(look(t, s.inspector(s.root)), strategy, "the-"+strategy); l == nil || l.Waiters.More != more || l.Waiters.Count().Known().IsZero() != more {
-					t.Errorf("%s: with a poller: %v: %+v", strategy, more, l)
-				}
-				dbtest.ExecIn(t, t.Context(), conn, "DO GET_LOCK('"+announced(s.Name, "the-"+strategy)+"', 0)")
+		for strategy, option := range strategies {
+			s.acquire(db, "the-"+strategy, option)
+			l := find(look(t, s.inspector(s.root), "the-"+strategy), strategy, "the-"+strategy)
+			polls := strategy != "row"
+			if !polls && s.MariaDB() {
+				continue // which does not list who holds row locks
 			}
+			if l == nil || l.Waiters.More != polls || l.Waiters.Count().Known().IsZero() != polls {
+				t.Errorf("%s: %+v", strategy, l)
+			}
+		}
+	})
+}
+
+// TestAgeOutlivesPings: the driver's signs of life hide since when a connection was idle. What earlier looks
+// have seen of a row lock's age stays.
+func TestAgeOutlivesPings(t *testing.T) {
+	t.Parallel()
+	onKinds(t, func(t *testing.T, s *scratch) {
+		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{TTL: 3 * time.Second}))
+		before := time.Now()
+		s.acquire(db, "k", lockctx.Row())
+		i := s.inspector(s.root)
+		s.queue(func() int {
+			if l := find(look(t, i), "row", "k"); l != nil {
+				return len(l.Waiters.List)
+			}
+			return 0
+		}, "root", "k", 1)
+		dbtest.Soon(t, "it is held for longer than between two signs of life", func() bool {
+			l := find(look(t, i), "row", "k")
+			if l == nil || len(l.Holders.List) != 1 {
+				return false
+			}
+			h := l.Holders.List[0]
+			if h.Least > time.Since(before) {
+				t.Errorf("it was taken %v ago, and is held for %v at least", time.Since(before), h.Least)
+			}
+			return h.Least > 4*time.Second && h.Activity != nil && h.Activity.For < 3*time.Second
+		})
+	}, plainMariaDB)
+}
+
+// TestFrozenBeforeRenewal: a holder that was frozen before its first renewal does not look healthy until its lease is
+// over: by the TTL of the lease before on the key, or by an earlier look.
+func TestFrozenBeforeRenewal(t *testing.T) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
+		cfg, tap := s.Config(), new(dbtest.Tap)
+		cfg.User = "root"
+		tap.On(cfg)
+		const ttl = 15 * time.Second // a look has more than half of it to see that it is not renewed
+		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder"}))
+		plain := s.open("root")
+		i := s.inspector(plain)
+		held := func(i *inspect.Inspector, key string) (h inspect.Holder) {
+			t.Helper()
+			if l := find(look(t, i), "lease", key); l != nil {
+				h = l.Holders.List[0]
+			}
+			return h
+		}
+		hold := s.acquire(db, "used", lockctx.Lease(ttl))
+		dbtest.Soon(t, "it is renewed", func() bool { return !held(i, "used").Renewed.IsZero() })
+		dbtest.OK(t, hold.Release())
+		before := time.Now()
+		s.acquire(db, "used", lockctx.Lease(ttl))
+		s.acquire(db, "new", lockctx.Lease(ttl))
+		after := time.Now()
+		thaw := tap.Freeze()
+		defer thaw()
+		fresh, first := held(s.inspector(plain), "used"), held(i, "new")
+		if early := time.Since(before) < ttl/4; early && (fresh.Overdue() || first.Overdue()) || fresh.ExpectedTTL != inspect.Value(ttl) {
+			t.Errorf("after %v the holder is %+v", time.Since(before), fresh)
+		}
+		dbtest.Soon(t, "its first renewal is overdue", func() bool {
+			from := time.Now()
+			h := held(s.inspector(plain), "used") // one that has not looked before
+			if unrenewed, known := h.Unrenewed.Get(); known && (unrenewed < from.Sub(after)-timing || unrenewed > time.Since(before)+timing) {
+				t.Errorf("it is %v to %v old, and said to be %v old", from.Sub(after), time.Since(before), unrenewed)
+			}
+			return h.Overdue()
+		})
+		dbtest.Soon(t, "that of a key without a lease before is overdue", func() bool {
+			h := held(i, "new")
+			return h.Overdue() && value(h.ExpectedTTL) <= ttl
+		})
+		if h := held(s.inspector(plain), "new"); h.Overdue() {
+			t.Errorf("one look at a key without a lease before tells: %+v", h)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package inspect
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -102,9 +103,8 @@ type Link struct {
 // Chain returns why the waiters of a lock wait: its holder, the holder of the lock for
 // which that one waits, and so on. The last one waits for no lock that is shown: what it
 // does decides for all. Of several holders it takes the first, or one that waits itself.
-// A chain that leads back to a lock in it ends there; the server breaks such deadlocks of
-// row locks. The holder of a lease, or of an advisory lock, is linked to what its process
-// waits for.
+// A chain that leads back to a lock in it ends there: see [Snapshot.Circles]. The holder of a lease, or of an
+// advisory lock, is linked to what its process waits for.
 func (s *Snapshot) Chain(l *Lock) (chain []Link) {
 	w := s.awaited()
 	byProcess := false
@@ -141,4 +141,80 @@ func (s *Snapshot) awaited() waits {
 		w.add(&s.beyond[i])
 	}
 	return w
+}
+
+// Circle is a circle of waits: the holder of each lock in it waits for the next lock, and that of the last
+// for the first. The server, and each process, break the circles that they see whole. One over several
+// strategies and processes ends only when one of the waits does.
+type Circle []Link
+
+// Has reports whether the lock is in the circle.
+func (c Circle) Has(l *Lock) bool {
+	return slices.ContainsFunc(c, func(link Link) bool { return link.Lock == l })
+}
+
+// String says what the circle is, and what ends it.
+func (c Circle) String() string {
+	var b strings.Builder
+	doubt := ""
+	b.WriteString("a circle of waits: ")
+	for i, link := range c {
+		holder := "whose holder"
+		if i == 0 {
+			holder = "the holder of " + strconv.Quote(link.Lock.label())
+		}
+		fmt.Fprintf(&b, "%s waits for %q, ", holder, c[(i+1)%len(c)].Lock.label())
+		if link.ByProcess {
+			doubt = ". So much the processes tell: it is none if one of them still works under its lock in another goroutine"
+		}
+	}
+	return b.String() + "and it ends only when one of these waits does: break one of the locks" + doubt
+}
+
+// Circles returns the circles of waits, of which each wait has lasted for a second. Link.ByProcess says of
+// a lock that the holder of the lock before it waits as far as its process tells: then it is no circle if the
+// process still works under the lock in another goroutine. Of several circles through one lock not
+// all are returned.
+func (s *Snapshot) Circles() (circles []Circle) {
+	w := s.awaited()
+	var path []Link
+	visited := make(map[*Lock]bool)
+	var visit func(l *Lock, byProcess bool)
+	visit = func(l *Lock, byProcess bool) {
+		if at := slices.IndexFunc(path, func(link Link) bool { return link.Lock == l }); at >= 0 {
+			circle := Circle(slices.Clone(path[at:]))
+			circle[0].ByProcess = byProcess
+			circles = append(circles, circle)
+			return
+		}
+		if visited[l] || l.Slotted { // who waits for a slot may get another one
+			return
+		}
+		visited[l] = true
+		for i := range l.Holders.List {
+			h := &l.Holders.List[i]
+			path = append(path, Link{l, h, byProcess})
+			next, byProcess := w.of(l, h)
+			for _, n := range next {
+				if n.awaitedLong(h) {
+					visit(n, byProcess)
+				}
+			}
+			path = path[:len(path)-1]
+		}
+	}
+	for i := range s.Locks {
+		visit(&s.Locks[i], false)
+	}
+	return circles
+}
+
+// awaitedLong reports whether h, or its process, has waited for the lock for so long that it is no
+// passing moment.
+func (l *Lock) awaitedLong(h *Holder) bool {
+	process, known := h.process()
+	return slices.ContainsFunc(l.Waiters.List, func(w Waiter) bool {
+		waiting, ok := w.process()
+		return w.Least >= calm && (w.ConnectionID == h.ConnectionID && h.ConnectionID != 0 || known && ok && waiting == process)
+	})
 }

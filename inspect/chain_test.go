@@ -3,7 +3,9 @@ package inspect_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,7 +41,6 @@ func TestChainByProcess(t *testing.T) {
 				}
 			}()
 			dbtest.Soon(t, process+" waits", func() bool {
-				pauseForCopy()
 				for _, l := range look(t, all).Locks {
 					if l.Key == key && len(l.Waiters.List) == 1 {
 						return true
@@ -65,13 +66,102 @@ func TestChainByProcess(t *testing.T) {
 	})
 }
 
+// TestCircle: two processes wait for each other, by a row lock and a lease, which neither the server nor a
+// process sees. It is called a circle. Where the server tells no processes it advises to end no connection,
+// but says that the process may wait.
+func TestCircle(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer cancel()
+		all := s.inspector(s.root)
+		s.acquire(s.process("root", "one:1:shopd"), "a", lockctx.Row())
+		s.acquire(s.process("root", "two:2:shopd"), "b", lockctx.Lease(time.Minute))
+		for process, key := range map[string]string{"one:1:shopd": "b", "two:2:shopd": "a"} {
+			db := s.process("root", process)
+			option := map[string]lockctx.Option{"a": lockctx.Row(), "b": lockctx.Lease(time.Minute)}[key]
+			waiting.Go(func() {
+				if h, err := mysqllock.Acquire(ctx, db, key, option, lockctx.Wait(2*dbtest.Patience)); err == nil {
+					_ = h.Release()
+				}
+			})
+		}
+		dbtest.Eventually(t, "the circle, or the doubt, is shown", func() error {
+			snap := look(t, all)
+			row := find(snap, "row", "a")
+			if row == nil || len(row.Holders.List) != 1 {
+				return fmt.Errorf("no holder: %+v", row)
+			}
+			circles, advice := snap.Circles(), row.Holders.List[0].Advice()
+			if s.kind == plainMariaDB {
+				if strings.Contains(advice, "KILL") || len(circles) > 0 {
+					t.Fatalf("it says %q, and of %d circles", advice, len(circles))
+				}
+				if want := "its process may wait for another lock"; !strings.Contains(advice, want) {
+					return fmt.Errorf("the advice is %q, want %q", advice, want)
+				}
+				return nil
+			}
+			if advice != "" {
+				t.Errorf("of one who waits itself the advice is %q", advice)
+			}
+			if len(circles) != 1 {
+				return fmt.Errorf("there are %d circles", len(circles))
+			}
+			const want = `the holder of "a" waits for "b", whose holder waits for "a", and it ends only when one of these waits does: break one of the locks`
+			if got := circles[0].String(); !strings.Contains(got, want) || !circles[0].Has(at(snap, "lease", "b")) {
+				t.Errorf("the circle is %s, want %s", got, want)
+			}
+			return nil
+		})
+	})
+}
+
+// at is the lock of the snapshot itself.
+func at(snap *inspect.Snapshot, strategy, key string) *inspect.Lock {
+	i := slices.IndexFunc(snap.Locks, func(l inspect.Lock) bool { return l.Strategy == strategy && l.Key == key })
+	return &snap.Locks[i]
+}
+
+// TestNoCircle: there is none where waits are new, another goroutine's connection works, or a slot may come free.
+func TestNoCircle(t *testing.T) {
+	client := func(pid int) inspect.Client {
+		return inspect.Client{Program: fmt.Sprintf("web:%d:shopd", pid), ConnectionID: uint64(pid)}
+	}
+	lock := func(key string, holder, waiter int) inspect.Lock {
+		waits := map[string][]string{"a": {"b"}, "b": {"a"}}[key]
+		l := inspect.Lock{Strategy: "lease", Key: key, Name: key, Stripe: -1}
+		l.Holders.List = []inspect.Holder{{Client: client(holder), WaitsFor: waits}}
+		w := client(waiter)
+		w.ConnectionID += 100
+		l.Waiters.List = []inspect.Waiter{{Client: w, Least: 2 * time.Second}}
+		return l
+	}
+	for name, test := range map[string]struct {
+		change func(a *inspect.Lock)
+		want   int
+	}{
+		"a circle":   {func(*inspect.Lock) {}, 1},
+		"a new wait": {func(a *inspect.Lock) { a.Waiters.List[0].Least = time.Millisecond }, 0},
+		"it works":   {func(a *inspect.Lock) { a.Holders.List[0].Activity = &inspect.Activity{Running: true} }, 0},
+		"a slot":     {func(a *inspect.Lock) { a.Slotted = true }, 0},
+		"a chain":    {func(a *inspect.Lock) { a.Waiters.List[0].Client = client(3) }, 0},
+	} {
+		snap := &inspect.Snapshot{Locks: []inspect.Lock{lock("a", 1, 2), lock("b", 2, 1)}}
+		test.change(&snap.Locks[0])
+		if got := len(snap.Circles()); got != test.want {
+			t.Errorf("%s: there are %d circles, want %d", name, got, test.want)
+		}
+	}
+}
+
 // checkChain checks the chain of one.
 func (s *scratch) checkChain(t *testing.T, all *inspect.Inspector, want int, keys ...string) {
 	t.Helper()
 	var snap *inspect.Snapshot
 	var chain []inspect.Link
 	dbtest.Soon(t, "the chain is shown", func() bool { // who waits asks anew now and then
-		pauseForCopy()
 		snap = look(t, all, keys...)
 		l := find(snap, "lease", "one")
 		if l == nil {

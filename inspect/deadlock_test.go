@@ -4,11 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 )
 
 // deadlock has two transactions wait for each other's row.
@@ -71,6 +73,49 @@ func TestDeadlocks(t *testing.T) {
 			}
 		} else if g != nil || snap.Deadlocks.IsZero() {
 			t.Errorf("without rights they count %v, and the gaps are %+v", snap.Deadlocks, snap.Gaps)
+		}
+	})
+}
+
+// TestLatestDeadlock: both sides of it are told, with what each held and wanted; of rows of the lock table, the keys.
+// An account without PROCESS is told nothing, and that is no error.
+func TestLatestDeadlock(t *testing.T) {
+	aloneOnServers(t, func(t *testing.T, s *scratch) {
+		db := s.process("root", "holder")
+		dbtest.OK(t, s.acquire(db, "a").Release())
+		dbtest.OK(t, s.acquire(db, "it's B").Release())
+		ctx := dbtest.Limited(t)
+		lock := func(tx *sql.Tx, key string) error {
+			var token int
+			return tx.QueryRowContext(ctx, "SELECT token FROM mysqllock WHERE namespace = ? AND name = ? FOR UPDATE", s.Name, keyrow.Name(key)).Scan(&token)
+		}
+		one, other := dbtest.Begin(t, ctx, s.root), dbtest.Begin(t, ctx, s.root)
+		dbtest.OK(t, lock(one, "a"))
+		dbtest.OK(t, lock(other, "it's B"))
+		var both sync.WaitGroup
+		for tx, key := range map[*sql.Tx]string{one: "it's B", other: "a"} {
+			both.Go(func() { _ = lock(tx, key); _ = tx.Rollback() })
+		}
+		both.Wait()
+		d, err := s.inspector(s.root).LatestDeadlock(ctx)
+		dbtest.OK(t, err)
+		if d == nil || len(d.Sides) != 2 || d.Time == "" {
+			t.Fatalf("the deadlock is %+v", d)
+		}
+		wanted := map[string]bool{`"a"`: true, `"it's B"`: true}
+		for _, side := range d.Sides {
+			if !wanted[side.WaitsFor] || side.Holds == side.WaitsFor || side.ConnectionID == 0 || !strings.HasPrefix(side.Account, "root@") ||
+				!strings.HasPrefix(side.Statement, "SELECT token FROM mysqllock WHERE namespace = ?") || strings.Contains(side.Statement, s.Name) {
+				t.Errorf("a side is %+v", side)
+			}
+			delete(wanted, side.WaitsFor)
+		}
+		if d.Sides[0].RolledBack == d.Sides[1].RolledBack {
+			t.Errorf("rolled back are %+v", d.Sides)
+		}
+		d, err = s.inspector(s.open(s.user())).LatestDeadlock(ctx)
+		if d != nil || err != nil {
+			t.Errorf("without PROCESS it is %+v, %v", d, err)
 		}
 	})
 }

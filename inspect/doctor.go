@@ -63,9 +63,9 @@ func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 		if err := s.begin(ctx, i); err != nil {
 			return err
 		}
-		checks := []func(context.Context) error{e.server, e.lockTable, e.namespaceCheck, e.privileges, e.clock, e.encryption, e.visibility}
+		checks := []func(context.Context) error{e.server, e.packets, e.lockTable, e.namespaceCheck, e.privileges, e.clock, e.encryption, e.visibility}
 		if !e.info.UsedTables { // else nothing depends on these settings
-			checks = slices.Insert(checks, 4, e.proxy, e.connections, e.budgets, e.settings)
+			checks = slices.Insert(checks, 5, e.proxy, e.connections, e.budgets, e.settings)
 		}
 		for _, check := range checks {
 			if err := check(ctx); err != nil {
@@ -139,7 +139,7 @@ func (e *examination) recognised(ctx context.Context) (bool, error) {
 // ruleOutByFlavour rules out what does not work on such a server.
 func (e *examination) ruleOutByFlavour() {
 	for strategy, err := range map[string]error{
-		row: e.info.Pessimists("late hints and claims"), lease: errors.Join(e.info.Leases(), e.info.Pessimists("fences of leases")),
+		lease:    errors.Join(e.info.Leases(), e.info.Pessimists("fences of leases")),
 		advisory: e.info.AdvisoryLocks(),
 	} {
 		if err != nil {
@@ -154,9 +154,9 @@ func (e *examination) server(context.Context) error {
 	switch {
 	case e.info.SkipLocked:
 	case e.info.Slots() == nil:
-		e.add("SKIP LOCKED", Note, "it locks nothing here: claims with SkipLocked are refused, and slots are tried one after the other", "")
+		e.add("SKIP LOCKED", Note, "it locks nothing here, so slots are tried one after the other", "")
 	default:
-		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases, slots and claims with SkipLocked are refused", "MariaDB 10.6 or later")
+		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases and slots are refused", "MariaDB 10.6 or later")
 	}
 	if e.info.StatementLog {
 		e.add("binary log", Failure, "binlog_format is STATEMENT: when a replica is promoted, the tokens of leases go back", "SET GLOBAL binlog_format = 'ROW', or MIXED")
@@ -164,7 +164,7 @@ func (e *examination) server(context.Context) error {
 	}
 	switch topology := e.info.Topology; {
 	case e.info.Streams():
-		e.add("topology", Note, topology+": all nodes agree to a row lock; shared ones and claims are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")
+		e.add("topology", Note, topology+": all nodes agree to a row lock; shared ones are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")
 		e.ruleOut("each node grants them for itself on "+topology, advisory)
 	case topology != "":
 		e.add("topology", Failure, topology+": several nodes take writes, and leases should have a TTL of more than the 25 s that a failover can take",
@@ -181,6 +181,42 @@ func (e *examination) server(context.Context) error {
 	if e.info.ReadOnly {
 		e.add("writes", Failure, "the server is read-only", "name the one that takes writes")
 		e.ruleOut("the server is read-only", all...)
+	}
+	return nil
+}
+
+// packets tells in which form several statements of the driver's own go to a session, and why.
+func (e *examination) packets(ctx context.Context) error {
+	const name = "several statements"
+	var why string
+	var trip time.Duration
+	err := e.answered(ctx, "trying several statements in one text", func(ctx context.Context) error {
+		return e.onDriver(func(conn driver.Conn) (err error) {
+			if why, err = e.info.TakesPackets(ctx, conn); err != nil || why != "" {
+				return err
+			}
+			for range 5 { // the quickest tells how far away the server is
+				began := time.Now()
+				if err := server.Exec(ctx, conn, "DO 1"); err != nil {
+					return err
+				}
+				if took := time.Since(began); trip == 0 || took < trip {
+					trip = took
+				}
+			}
+			return nil
+		})
+	})
+	switch {
+	case err != nil:
+		return err
+	case why != "":
+		e.add(name, Note, "those of the driver go one by one to a session that is answered like this connection; sessions ask for multiStatements=true: "+why, "")
+	case trip <= server.Near:
+		e.add(name, OK, fmt.Sprintf("the server takes them in one text; two of the driver's go one by one to sessions, which is quicker so near to it:"+
+			" a statement takes %v, at most %v", trip.Round(time.Microsecond), server.Near), "")
+	default:
+		e.add(name, OK, fmt.Sprintf("those of the driver go to sessions in one text: a statement takes %v, more than %v", trip.Round(time.Microsecond), server.Near), "")
 	}
 	return nil
 }
@@ -203,10 +239,10 @@ func (c lookOnly) QueryContext(ctx context.Context, text string, args []driver.N
 
 func (e *examination) lockTable(ctx context.Context) error {
 	const name = "lock table"
-	var lacks []Lack
+	var lack Lack
 	err := e.answered(ctx, "looking at the lock table", func(ctx context.Context) error {
 		return e.onDriver(func(conn driver.Conn) (err error) {
-			lacks, err = e.examine(ctx, lookOnly{conn}, false)
+			lack, err = e.examine(ctx, lookOnly{conn}, false)
 			return err
 		})
 	})
@@ -214,16 +250,9 @@ func (e *examination) lockTable(ctx context.Context) error {
 	switch {
 	case err == nil:
 		e.add(name, OK, e.table.String()+" is as it should be", "")
-		for _, l := range lacks {
-			if l.Columns != "" {
-				e.add(name, Note, "since when leases are held, and who has taken one away, is not told without "+l.String(), "mysqllock schema apply, with an account that has ALTER")
-				continue
-			}
-			remedy := strings.Join(l.Grants, ";\n")
-			if remedy == "" {
-				remedy = "mysqllock schema apply, with an account that has CREATE ROUTINE"
-			}
-			e.add("procedures", Note, "locks take more round trips without "+l.String(), remedy)
+		if lack.Columns != "" {
+			e.add(name, Note, "since when leases are held, and who has taken one away, is not told without the columns of this version: "+lack.Why,
+				"mysqllock schema apply, with an account that has ALTER")
 		}
 	case errors.Is(err, errWouldWrite):
 		e.add(name, Warning, "it lacks its high-water row, which is made at the next use where lockSchema is auto", setup)
@@ -384,25 +413,16 @@ func (e *examination) room(ctx context.Context) (most, used int, err error) {
 }
 
 func (e *examination) settings(ctx context.Context) error {
-	rows, err := e.query(ctx, "SELECT @@global.wait_timeout, @@innodb_flush_log_at_trx_commit")
+	rows, err := e.query(ctx, "SELECT @@innodb_flush_log_at_trx_commit")
 	if err != nil {
 		return err
 	}
-	seconds, _ := strconv.Atoi(rows[0][0])
-	silent := time.Duration(seconds) * time.Second
-	detail := fmt.Sprintf("wait_timeout is %v", silent)
-	if limit := e.info.IdleTransactions; limit != "" {
-		e.add("silent holders", OK, detail+"; the driver bounds its transactions by "+limit, "")
-	} else {
-		e.add("silent holders", Note, detail+": for so long a host that has vanished keeps a row lock that was asked for late, or by an account that may not call the procedures; all others go by the TTL",
-			"wait_timeout in the DSN, or Do")
-	}
-	if rows[0][1] == "1" {
+	if rows[0][0] == "1" {
 		e.add("durability", OK, "innodb_flush_log_at_trx_commit is 1", "")
 	} else {
-		e.add("durability", Warning, "innodb_flush_log_at_trx_commit is "+rows[0][1]+": after a crash a token can go back, and be granted again", "innodb_flush_log_at_trx_commit = 1")
+		e.add("durability", Warning, "innodb_flush_log_at_trx_commit is "+rows[0][0]+": after a crash a token can go back, and be granted again", "innodb_flush_log_at_trx_commit = 1")
 	}
-	detail = "lock waits that end roll back the statement"
+	detail := "lock waits that end roll back the statement"
 	if e.info.RollbackOnTimeout {
 		detail = "innodb_rollback_on_timeout is ON: a lock wait that ends rolls back the transaction, also one that asks for a second lock"
 	}

@@ -60,6 +60,13 @@ func TestDoctor(t *testing.T) {
 			}
 		}
 
+		if c := check(d, "several statements"); c.State != inspect.Note || !strings.Contains(c.Detail, "one by one") || !strings.Contains(c.Detail, "1064") {
+			t.Errorf("without multiStatements: %+v", c)
+		}
+		several := s.OpenDB(s.Connector(dbtest.As("root"), dbtest.With("multiStatements=true")), nil)
+		if c := check(diagnose(t, s, several), "several statements"); c.State != inspect.OK || !strings.Contains(c.Detail, "in one text") {
+			t.Errorf("with multiStatements: %+v", c)
+		}
 		if c := check(d, "encryption"); c.State != inspect.Note || !strings.Contains(c.Remedy, "tls=true") {
 			t.Errorf("in the clear: %+v", c)
 		}

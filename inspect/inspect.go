@@ -37,9 +37,10 @@
 //   - What the holder of a lease does, and mostly that of an advisory lock: its program works
 //     on other connections. For which locks its process waits, is shown: Holder.WaitsFor.
 //
-// Waiters for a row are in the server's queue, which goes by when they asked the last time. The
-// server grants in that order, with one exception: MySQL prefers waiters that themselves block
-// many others. Who waits for anything else asks again and again, so that there is no order.
+// Waiters for a row are in the server's queue, which goes by when they asked the last time: after its
+// lockTTL, 30 s by default, each asks anew, and is the last then. The server grants in that order, with
+// one exception: MySQL prefers waiters that themselves block many others. Who waits for anything else asks
+// again and again, so that there is no order.
 //
 // Each slot of a key is a Lock of its own. A caller that would accept any slot waits for
 // one of them at a time. Each stripe is a Lock, too, and does not tell which of its keys
@@ -99,6 +100,7 @@ type Inspector struct {
 	table     schema.Table
 	namespace string
 	silent    func(since time.Time, asked string)
+	memory    memory
 }
 
 // New returns an Inspector. It sends nothing to the server. db can use any driver that
@@ -153,6 +155,7 @@ type session struct {
 // view is how the server shows its locks. It is chosen once, by what the server can do.
 type view struct {
 	rowLocks, namedLocks func(*picture, context.Context) error // of holders, and of waiters
+	refresh              func(*session, context.Context) error // has rowLocks read what is so now; nil if they always do
 	deadlocks            func(*picture, context.Context) ([][]string, error)
 	activity             func(*picture, context.Context, []uint64) error
 	connections          string // the table of connections, if it is another than server.Connections

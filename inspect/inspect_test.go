@@ -32,7 +32,6 @@ func TestOneHolderAndFiveWaiters(t *testing.T) {
 			var snap *inspect.Snapshot
 			var l *inspect.Lock
 			dbtest.Soon(t, "all are shown", func() bool { // a waiter that asks again does not wait for a moment
-				pauseForCopy()
 				snap = look(t, i)
 				l = find(snap, strategy, key)
 				return l != nil && len(l.Holders.List) == 1 && len(l.Waiters.List) == 5
@@ -103,7 +102,6 @@ func TestNobodyWaits(t *testing.T) {
 		const unseen = "row locks that nobody waits for"
 		snap := look(t, s.inspector(s.root))
 		for first := time.Now(); !s.mysql() && gap(snap, unseen) == nil && time.Since(first) < dbtest.Patience; {
-			time.Sleep(300 * time.Millisecond) // other tests look, too: see the package documentation
 			snap = look(t, s.inspector(s.root))
 		}
 		want := []string{"lease"}

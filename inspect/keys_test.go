@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -106,17 +105,11 @@ func (s *scratch) rowAwaited(lock, name string) {
 			" JOIN performance_schema.threads t ON t.THREAD_ID = w.REQUESTING_THREAD_ID WHERE t.PROCESSLIST_ID = ?"
 	}
 	dbtest.Soon(s.T, "it waits", func() bool {
-		pauseForCopy()
 		var n int
-		dbtest.OK(s.T, s.root.QueryRow(waiting, id).Scan(&n))
+		s.copy.fresh(func() { dbtest.OK(s.T, s.root.QueryRow(waiting, id).Scan(&n)) })
 		return n == 1
 	})
 }
-
-// pauseForCopy is called before the server is asked who waits. INNODB_TRX is a copy, which
-// is made anew only if nobody has asked for it for 100 ms: who asks regularly, beside
-// others who do, can be shown the old one for ever.
-func pauseForCopy() { time.Sleep(110*time.Millisecond + rand.N(250*time.Millisecond)) }
 
 func (s *scratch) makeTable(names ...string) {
 	s.T.Helper()
@@ -156,7 +149,6 @@ func TestSlotsAndStripes(t *testing.T) {
 			{Key: long, Stripe: -1, Slot: 1},
 		}
 		dbtest.Eventually(t, "all are shown", func() error {
-			pauseForCopy()
 			got := look(t, i).Locks
 			if !slices.EqualFunc(got, want, func(a, b inspect.Lock) bool {
 				return a.Strategy == "row" && a.Key == b.Key && a.Stripe == b.Stripe && a.Slot == b.Slot && value(a.Versioned) == value(b.Versioned) && value(a.Token) == 3 &&
@@ -221,7 +213,6 @@ func TestShared(t *testing.T) {
 		s.makeTable("one", "two", "both", "mixed")
 		i := s.inspector(s.root)
 		count := func(key string) (known, unknown, waiters int) {
-			pauseForCopy()
 			l := find(look(t, i), "row", key)
 			if l == nil {
 				return 0, 0, 0
@@ -264,7 +255,6 @@ func TestShared(t *testing.T) {
 		}
 		s.rowsLocked("FOR UPDATE", "mixed")
 		s.rowAwaited("LOCK IN SHARE MODE", "mixed")
-		pauseForCopy()
 		if l := find(look(t, i), "row", "mixed"); l == nil || len(l.Holders.List) != 1 || l.Holders.List[0].Shared || l.Holders.List[0].ConnectionID == 0 || len(l.Waiters.List) != 1 || !l.Waiters.List[0].Shared {
 			t.Errorf("mixed: %+v", l)
 		}

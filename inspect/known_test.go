@@ -159,9 +159,12 @@ func between(snap *inspect.Snapshot, strategy string) bool {
 
 func (s *scratch) lookFor(i *inspect.Inspector, f inspect.Filter) *inspect.Snapshot {
 	s.T.Helper()
-	pauseForCopy()
-	snap, err := i.Snapshot(dbtest.Limited(s.T), f)
-	dbtest.OK(s.T, err)
+	var snap *inspect.Snapshot
+	s.copy.fresh(func() {
+		var err error
+		snap, err = i.Snapshot(dbtest.Limited(s.T), f)
+		dbtest.OK(s.T, err)
+	})
 	return snap
 }
 

@@ -15,6 +15,7 @@ import (
 type Snapshot struct {
 	Time      time.Time // the server's, when the reading began
 	Namespace string    // the namespace that it shows; "" for all
+	NoTable   bool      // the lock table does not exist: its name is wrong, it was dropped, or no program has made it yet
 	Locks     []Lock    // by namespace, key, slot and strategy
 	Gaps      []Gap     // what it does not show
 
@@ -30,6 +31,10 @@ type Snapshot struct {
 	// other applications included. It is not known if Filter.Deadlocks is not set, or if the
 	// server does not tell. Deadlocks of GET_LOCK count on MySQL only.
 	Deadlocks Known[uint64]
+
+	// Forced are the leases that were taken away by [Inspector.Release], of each key the last one, with Lock.Forced
+	// and without holders or waiters. Nil if Filter.Forced is not set, or if the table does not tell it.
+	Forced []Lock
 
 	beyond []Lock // of other keys than those asked for: chains lead there
 }
@@ -51,6 +56,7 @@ type Lock struct {
 	// advisory lock has none.
 	Token     Known[uint64] // of the last grant; 0 if there was none
 	Versioned Known[bool]   // the key is also used with the optimistic strategy
+	Used      Known[bool]   // it has a row: else it was never used in this namespace, or only by advisory locks, or long ago (see Clean)
 
 	Expires   time.Time     // when the lease ends unless it is renewed: the server's time, UTC; zero without a lease
 	Remaining time.Duration // the time until Expires, at the moment of reading
@@ -62,6 +68,12 @@ type Lock struct {
 	// Forced is when a lease on the key was last taken away from its holder by [Inspector.Release].
 	// Nil if that never was, or is not known.
 	Forced *Forced
+}
+
+// Overtaken reports that a waiter in the server's queue for a row is before another one that has waited for
+// longer: a waiter asks anew after its lockTTL, 30 s by default, and is the last in the queue then.
+func (l *Lock) Overtaken() bool {
+	return l.InOrder && !slices.IsSortedFunc(l.Waiters.List, func(a, b Waiter) int { return cmp.Compare(b.Least, a.Least) })
 }
 
 // Forced says who has taken a lease away from its holder.
@@ -98,6 +110,11 @@ type Holder struct {
 	// goes for Since of a lease.
 	Renewed, TTL Known[time.Duration]
 
+	// Of a lease that has told no renewal yet: how long ago it was granted, if its TTL is ExpectedTTL: that of the
+	// lease before it on the key, or what this lease was seen to have left in an earlier Snapshot of the
+	// Inspector. Not known if there is neither.
+	Unrenewed, ExpectedTTL Known[time.Duration]
+
 	Locks Count // how many advisory locks the connection holds; all of them end with it
 
 	Activity *Activity // what its connection does; nil if the server does not show it
@@ -113,6 +130,14 @@ func (h *Holder) Silent() bool {
 	renewed, known := h.Renewed.Get()
 	ttl, _ := h.TTL.Get()
 	return known && renewed > ttl*2/5 // it is due after a third, give or take a tenth of that
+}
+
+// Overdue reports that the first renewal of a lease was due, if its TTL is ExpectedTTL, and was not told:
+// its holder is frozen, cut off, or too slow; or no renewal is due at all, because of its MaxHold.
+func (h *Holder) Overdue() bool {
+	unrenewed, known := h.Unrenewed.Get()
+	expected, _ := h.ExpectedTTL.Get()
+	return known && unrenewed > expected*2/5
 }
 
 // Waiter waits for the lock in the server.
@@ -145,7 +170,8 @@ func (s *Snapshot) Held() Count {
 	return c
 }
 
-// Waiting counts the waiters for all locks.
+// Waiting counts the waiters for all locks, without callers that wait for nothing in the server,
+// but ask again and again, as some do for leases and advisory locks.
 func (s *Snapshot) Waiting() Count {
 	var c Count
 	for i := range s.Locks {
@@ -173,6 +199,14 @@ func incomplete(gaps []Gap, strategies []string) (holders, waiters bool) {
 
 // id identifies a lock.
 type id struct{ strategy, namespace, name string }
+
+// id is how claims name the lock.
+func (l *Lock) id() id {
+	if l.Strategy == advisory {
+		return id{strategy: advisory, name: l.Name}
+	}
+	return id{l.Strategy, l.Namespace, l.Name}
+}
 
 // claim says that a connection holds a lock, or waits for it.
 type claim struct {
@@ -294,6 +328,14 @@ func positive(d time.Duration) Known[time.Duration] {
 	return Value(d)
 }
 
+// expect notes of the holder of a lease that has so much left, and has told no renewal yet, that its TTL may
+// be ttl.
+func (h *Holder) expect(ttl Known[time.Duration], left time.Duration) {
+	if expected, known := ttl.Get(); known && left <= expected {
+		h.ExpectedTTL, h.Unrenewed = ttl, Value(expected-left)
+	}
+}
+
 // leaseHolder returns the holder of a lease, from its row.
 func leaseHolder(r tableRow) Holder {
 	from := keyrow.HolderOf(r.owner)
@@ -301,6 +343,7 @@ func leaseHolder(r tableRow) Holder {
 	h.Host, h.PID = selfNamed(h.Program)
 	if !h.Left { // else its last holder had it
 		h.Since, h.TTL, h.Renewed = r.since, r.ttl, r.renewed
+		h.expect(r.ttlBefore, r.remaining)
 	}
 	return h
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +21,7 @@ const (
 )
 
 var onMariaDB = view{
-	rowLocks: (*picture).mariadbRowLocks, namedLocks: (*picture).mariadbNamedLocks,
+	rowLocks: (*picture).mariadbRowLocks, namedLocks: (*picture).mariadbNamedLocks, refresh: (*session).newCopy,
 	deadlocks: (*picture).mariadbDeadlocks, activity: (*picture).mariadbActivity,
 	times: "QUERY_ID, CAST(TIME_MS * 1000 AS SIGNED)", mayKill: "CONNECTION ADMIN",
 }
@@ -84,6 +85,48 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 	}
 	p.countUnseen(transactions)
 	return nil
+}
+
+const (
+	// copyIdle is for how long nobody must have read MariaDB's copy of its transactions and row
+	// locks before it makes a new one, and copyWait how long to wait for a new one.
+	copyIdle, copyWait = 110 * time.Millisecond, 3 * time.Second
+)
+
+// newCopy waits until MariaDB shows its transactions and row locks by a copy that it has made since the
+// call: one that has the transaction which the call begins. What the copy tells of that transaction's
+// unique_checks is not what an earlier call has set.
+func (s *session) newCopy(ctx context.Context) error {
+	for _, text := range []string{"SET SESSION unique_checks = NOT @@unique_checks", "START TRANSACTION WITH CONSISTENT SNAPSHOT"} {
+		if _, err := s.exec(ctx, text); err != nil {
+			return err
+		}
+	}
+	made, err := s.seesItself(ctx)
+	for began := time.Now(); err == nil && !made && time.Since(began) < copyWait; {
+		select {
+		case <-time.After(copyIdle + rand.N(copyIdle)):
+			made, err = s.seesItself(ctx)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if _, failed := s.exec(ctx, "ROLLBACK"); err == nil {
+		err = failed
+	}
+	switch {
+	case hidden(err): // it shows none to this account
+		return nil
+	case err == nil && !made:
+		return fmt.Errorf("%w; MariaDB shows an old copy, since another program reads information_schema.INNODB_TRX more often than every 100 ms: stop that program", ErrNotKnown)
+	}
+	return err
+}
+
+// seesItself reports whether MariaDB's copy has the session's own transaction.
+func (s *session) seesItself(ctx context.Context) (bool, error) {
+	rows, err := s.query(ctx, "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id = CONNECTION_ID() AND trx_unique_checks = @@unique_checks")
+	return len(rows) > 0, err
 }
 
 // countUnseen counts the transactions with locked rows that nobody waits for. The row that

@@ -46,7 +46,8 @@ type question struct {
 	namespace string // "" is all
 	keys      []string
 	try       bool
-	stripes   int // how many rows the keys of the namespace share; 0 if each key has its own
+	forced    bool // also rows of which a lease was taken away
+	stripes   int  // how many rows the keys of the namespace share; 0 if each key has its own
 }
 
 // row is the name of the row that keeps key.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -45,6 +46,29 @@ func (s *session) namespaces(ctx context.Context) (out []Namespace, err error) {
 		out = append(out, Namespace{r[0], databases[r[0]]})
 	}
 	return out, nil
+}
+
+// checkNamespace notes that the lock table has no key of the namespace that is asked for, but keys of
+// others: perhaps its name is wrong.
+func (p *picture) checkNamespace(all []Namespace) {
+	asked := p.asked.namespace
+	if asked == "" || len(all) == 0 || slices.ContainsFunc(all, func(n Namespace) bool { return n.Name == asked }) {
+		return
+	}
+	for lock := range p.claims { // of a key whose row is not committed yet, or of an advisory lock
+		if l, _, _ := p.asked.lock(lock, nil); l.Namespace == asked {
+			return
+		}
+	}
+	var names []string
+	for _, n := range all[:min(len(all), 10)] {
+		names = append(names, strconv.Quote(n.Name))
+	}
+	everything := []string{row, lease, advisory}
+	p.addGap(Gap{
+		What: fmt.Sprintf("keys of the namespace %q", asked), Why: "the lock table has none of it: the name is wrong, or no program has used it yet",
+		Remedy: "the right name of the namespace; the lock table has keys of " + strings.Join(names, ", "), holdersOf: everything, waitersOf: everything,
+	})
 }
 
 // ByDatabase returns those of namespaces that may differ from another one only because

@@ -40,10 +40,10 @@ type Released struct {
 // Release ends a row lock or an advisory lock by ending the connection of its holder. Its
 // transaction is rolled back, and all of its [Holder.Locks] are released. To end the
 // connections of other accounts you need CONNECTION_ADMIN, on MariaDB CONNECTION ADMIN.
-// Release asks for the holder right before the KILL, so it does not end a connection that
-// has got the same id since. It can end one that has released the lock just now. On TiDB, which
-// can crash by that, it releases leases only; the error for a row lock names the holder's
-// connection, if that is known.
+// Release asks for the holder right before each KILL, so it does not end a connection that
+// has got the same id since, or that does not hold the lock any more: the error says so. It can end
+// one that releases the lock in that moment. On TiDB, which can crash by that, it releases leases
+// only; the error for a row lock names the holder's connection, if that is known.
 //
 // The holder of a lease is told who has taken it away, that is the account, this process, the
 // time and reason, in the text of its ErrLost, if the lock table has the columns for it (see
@@ -51,7 +51,8 @@ type Released struct {
 // most. The holder of another lock is told only that its connection has ended.
 //
 // For a row lock of which the server shows no holder it tries to lock the row, as [Filter.Try]
-// does, and fails with [ErrNotKnown] if somebody has it, and it can be one of several connections.
+// does, and fails with [ErrNotKnown] if somebody has it, and it can be one of several connections; on
+// MariaDB also if another program reads INNODB_TRX all the time, so that the server shows old holders.
 func (i *Inspector) Release(ctx context.Context, lock Lock, reason string) (*Released, error) {
 	out := new(Released)
 	if len(reason) > schema.MaxReason {
@@ -139,65 +140,90 @@ func (s *session) change(ctx context.Context, text string) (result sql.Result, e
 
 // killHolders ends the connections that hold the lock now, and held it in the snapshot.
 func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, err error) {
-	p, now, err := s.holdersNow(ctx, lock)
+	p, err := s.whoHas(ctx, lock)
+	if err == nil {
+		err = p.readClients(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
+	now := Lock{Strategy: lock.Strategy}
+	now.fill(p.claims[lock.id()], p.clients)
+	p.complete(&now)
 	unknown := false
+	var left, others []uint64
 	for _, h := range now.Holders.List {
-		unknown = unknown || h.ConnectionID == 0
-		seen := slices.ContainsFunc(lock.Holders.List, func(other Holder) bool { return other.Client == h.Client })
-		if !seen || h.ConnectionID == 0 {
+		switch seen := slices.ContainsFunc(lock.Holders.List, func(other Holder) bool { return other.Client == h.Client }); {
+		case h.ConnectionID == 0:
+			unknown = true
+			continue
+		case !seen:
+			others = append(others, h.ConnectionID)
 			continue
 		}
 		if !s.info.Kills {
 			return nil, s.notKilled(ctx, h.ConnectionID)
 		}
-		_, err := s.exec(ctx, "KILL CONNECTION "+strconv.FormatUint(h.ConnectionID, 10))
-		const noSuchThread, notOurs = 1094, 1095
-		switch server.Number(err) {
-		case noSuchThread: // it has ended by itself
-			continue
-		case notOurs:
-			err = fmt.Errorf("%w; %s", err, s.grant(s.view.mayKill, "*.*"))
-		}
+		done, err := s.killHolder(ctx, lock, h.ConnectionID)
 		if err != nil {
 			return killed, err
 		}
-		killed = append(killed, h.ConnectionID)
+		if done {
+			killed = append(killed, h.ConnectionID)
+		} else {
+			left = append(left, h.ConnectionID)
+		}
 	}
 	switch {
+	case len(killed) > 0 && len(others) > 0:
+		return killed, fmt.Errorf("the connections %s have got the lock since the snapshot, and still hold it: look again; the connections %s, which held it with them, were ended", list(others), list(killed))
 	case len(killed) > 0:
 		return killed, nil
+	case len(left) > 0:
+		return nil, fmt.Errorf("%w: the connections %s do not hold it any more", ErrChanged, list(left))
 	case unknown || now.Holders.More && len(now.Holders.List) == 0:
-		return nil, p.suspects(id{row, lock.Namespace, lock.Name})
+		return nil, p.suspects(lock.id())
 	}
 	return nil, ErrChanged
 }
 
-// holdersNow reads who holds the lock now.
-func (s *session) holdersNow(ctx context.Context, lock Lock) (*picture, Lock, error) {
-	p := s.picture(Filter{})
-	var err error
-	if lock.Strategy == advisory {
-		err = p.askWhoHas(ctx, lock.Name)
-	} else {
-		err = p.view.rowLocks(p, ctx)
+// killHolder ends the connection if it still holds the lock. It asks for that last: until then the
+// holder may have gone on to other work, and another have its connection's id.
+func (s *session) killHolder(ctx context.Context, lock Lock, conn uint64) (done bool, err error) {
+	p, err := s.whoHas(ctx, lock)
+	if err != nil {
+		return false, err
 	}
-	if err == nil && lock.Strategy == row {
-		err = p.tryRow(ctx, lock.Namespace, lock.Name)
+	if !slices.ContainsFunc(p.claims[lock.id()], func(c claim) bool { return c.conn == conn && !c.waiting }) {
+		return false, nil
+	}
+	_, err = s.exec(ctx, "KILL CONNECTION "+strconv.FormatUint(conn, 10))
+	const noSuchThread, notOurs = 1094, 1095
+	switch server.Number(err) {
+	case noSuchThread: // it has ended by itself
+		return false, nil
+	case notOurs:
+		err = fmt.Errorf("%w; %s", err, s.grant(s.view.mayKill, "*.*"))
+	}
+	return err == nil, err
+}
+
+// whoHas reads who has a row lock or an advisory lock.
+func (s *session) whoHas(ctx context.Context, lock Lock) (p *picture, err error) {
+	p = s.picture(Filter{})
+	if lock.Strategy == advisory {
+		return p, p.askWhoHas(ctx, lock.Name)
+	}
+	if s.view.refresh != nil {
+		err = s.view.refresh(s, ctx)
 	}
 	if err == nil {
-		err = p.readClients(ctx)
+		err = p.view.rowLocks(p, ctx)
 	}
-	now := Lock{Strategy: lock.Strategy}
-	name := id{lock.Strategy, lock.Namespace, lock.Name}
-	if lock.Strategy == advisory {
-		name.namespace = ""
+	if err == nil {
+		err = p.tryRow(ctx, lock.Namespace, lock.Name)
 	}
-	now.fill(p.claims[name], p.clients)
-	p.complete(&now)
-	return p, now, err
+	return p, err
 }
 
 // suspects is the error for a row that one of several connections has locked.

@@ -2,10 +2,13 @@ package inspect_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -80,7 +83,6 @@ func TestReason(t *testing.T) {
 				case <-h.Context().Done():
 				case <-time.After(dbtest.Patience):
 				}
-				dbtest.Soon(t, "who has taken it away is known", func() bool { return strings.Contains(context.Cause(h.Context()).Error(), "taken away") })
 				return context.Cause(h.Context())
 			},
 			func(h *mysqllock.Hold) error {
@@ -140,6 +142,75 @@ func TestReason(t *testing.T) {
 	})
 }
 
+// TestVictimIsTold: the holder of a lease that is taken away is told who did it, and why, by the cause of
+// its context, by its observer and by what Release returns. All say the same, and go on saying it: to
+// a holder that renews, to one that has stood still meanwhile, and to one that commits.
+func TestVictimIsTold(t *testing.T) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
+		const ttl = 6 * time.Second
+		i := s.inspector(s.root)
+		for name, learn := range map[string]func(h *mysqllock.Hold, db *sql.DB, tap *dbtest.Tap, takeAway func()) error{
+			"renews": func(_ *mysqllock.Hold, _ *sql.DB, _ *dbtest.Tap, takeAway func()) error { takeAway(); return nil },
+			"stood still": func(h *mysqllock.Hold, _ *sql.DB, tap *dbtest.Tap, takeAway func()) error {
+				thaw := tap.Freeze()
+				takeAway()
+				<-time.After(time.Until(h.Expiry().Add(-ttl / 10))) // when it is over for the holder
+				thaw()
+				return nil
+			},
+			"commits": func(h *mysqllock.Hold, db *sql.DB, _ *dbtest.Tap, takeAway func()) error {
+				takeAway()
+				_, err := db.ExecContext(h.Context(), "UPDATE mysqllock SET token = token WHERE FALSE")
+				return err
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				key, lost := "key of one that "+name, make(lossObserver, 1)
+				cfg, tap := s.Config(), new(dbtest.Tap)
+				cfg.User = "root"
+				tap.On(cfg)
+				db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Owner: "holder", Observer: lost}))
+				h := s.acquire(db, key, lockctx.Lease(ttl))
+				returned := learn(h, db, tap, func() {
+					if _, err := i.Release(t.Context(), *find(look(t, i), "lease", key), "ticket 4711"); err != nil {
+						t.Error(err)
+					}
+				})
+				<-h.Context().Done()
+				cause := context.Cause(h.Context())
+				said := cause.Error()
+				told := strings.Contains(said, "it was taken away on ") && strings.Contains(said, "ticket 4711")
+				if !told && name == "stood still" { // a server that is slow is not waited for
+					told = strings.Contains(said, "it was not renewed in time")
+				}
+				if !errors.Is(cause, lockerr.ErrLost) || !told {
+					t.Errorf("the cause says: %s", said)
+				}
+				var first, e *lockerr.Error
+				errors.As(cause, &first)
+				for what, err := range map[string]error{"the observer": <-lost, "Release": h.Release(), "the statement": returned} {
+					if what == "the statement" && name != "commits" {
+						continue
+					}
+					if !errors.As(err, &e) || e.Err.Error() != first.Err.Error() || what != "the statement" && e.Held != first.Held {
+						t.Errorf("%s says: %v; and the cause says: %v", what, err, said)
+					}
+				}
+				dbtest.Equal(t, "the cause says later: %s, and said: %s", cause.Error(), said)
+			})
+		}
+	})
+}
+
+// lossObserver takes the losses that it is told of.
+type lossObserver chan error
+
+func (o lossObserver) Observe(_ context.Context, e mysqllock.Event) {
+	if e.Kind == mysqllock.Lost {
+		o <- e.Err
+	}
+}
+
 // A transaction that is committed under the lease is given time to; one that does
 // not end keeps the lease from being taken.
 func TestReleaseBehindFence(t *testing.T) {
@@ -156,6 +227,147 @@ func TestReleaseBehindFence(t *testing.T) {
 		}
 		if err != nil || done.Token != 2 {
 			t.Errorf("released: %+v, %v", done, err)
+		}
+	})
+}
+
+// TestReleaseOfWhoHasLeft: a holder that gives the lock back while Release asks who has it keeps its
+// connection, and so does the next one, which the caller has not seen. The error says so.
+func TestReleaseOfWhoHasLeft(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		asks := "SELECT ID, USER, HOST" // after it has asked who has it
+		if s.mysql() {
+			asks = "SELECT PROCESSLIST_ID, PROCESSLIST_USER"
+		}
+		for _, strategy := range []string{"row", "advisory"} {
+			key, option := "the-"+strategy, strategies[strategy]
+			hold, err := mysqllock.Acquire(t.Context(), s.process("root", "holder"), key, option)
+			dbtest.OK(t, err)
+			next := s.process("root", "next")
+			granted := make(chan *mysqllock.Hold, 1)
+			go func() {
+				h, err := mysqllock.Acquire(context.Background(), next, key, option, lockctx.Wait(2*dbtest.Patience))
+				if err != nil {
+					t.Error(err)
+				}
+				granted <- h
+			}()
+			cfg, tap := s.Config(), new(dbtest.Tap)
+			cfg.User = "root"
+			tap.On(cfg)
+			i := s.inspector(s.OpenDB(dbtest.Connector(t, cfg), nil))
+			var seen *inspect.Lock
+			dbtest.Soon(t, "one waits", func() bool {
+				seen = find(look(t, i), strategy, key)
+				return seen != nil && len(seen.Waiters.List) == 1 && len(seen.Holders.List) == 1
+			})
+			texts, arrive := tap.Texts(), tap.Stall(asks)
+			released := make(chan error, 1)
+			go func() {
+				_, err := i.Release(context.Background(), *seen, "")
+				released <- err
+			}()
+			dbtest.Soon(t, "it asks", func() bool {
+				return slices.ContainsFunc(texts(), func(text string) bool { return strings.HasPrefix(text, asks) })
+			})
+			dbtest.OK(t, hold.Release())
+			h := <-granted
+			arrive()
+			err = <-released
+			if who := fmt.Sprintf("connections %d do not hold it any more", seen.Holders.List[0].ConnectionID); !errors.Is(err, inspect.ErrChanged) || !strings.Contains(err.Error(), who) {
+				t.Errorf("%s: want %q: %v", strategy, who, err)
+			}
+			var alive int
+			dbtest.OK(t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ?", seen.Holders.List[0].ConnectionID).Scan(&alive))
+			if alive != 1 {
+				t.Errorf("%s: the connection of the former holder was ended", strategy)
+			}
+			if h != nil {
+				dbtest.OK(t, h.Release())
+			}
+		}
+	})
+}
+
+// TestReleaseSharedSince: who shares the lock since the snapshot keeps its connection, and the error
+// names it: the lock is still held.
+func TestReleaseSharedSince(t *testing.T) {
+	onFlavours(t, func(t *testing.T, s *scratch) {
+		if !s.mysql() {
+			t.Skip("it does not tell who shares a row")
+		}
+		i := s.inspector(s.root)
+		first := s.acquire(s.process("root", "first"), "k", lockctx.Shared())
+		seen := find(look(t, i), "row", "k")
+		second := s.acquire(s.process("root", "second"), "k", lockctx.Shared())
+		since := find(look(t, i), "row", "k")
+		done, err := i.Release(t.Context(), *seen, "")
+		if len(since.Holders.List) != 2 || len(done.Killed) != 1 || done.Killed[0] != seen.Holders.List[0].ConnectionID || err == nil {
+			t.Fatalf("of %+v it ended %v: %v", since.Holders.List, done.Killed, err)
+		}
+		for _, h := range since.Holders.List {
+			if said := fmt.Sprintf("connections %d have got the lock since", h.ConnectionID); (h.Program == "second") != strings.Contains(err.Error(), said) {
+				t.Errorf("%s: %v", h.Program, err)
+			}
+		}
+		dbtest.Is(t, "the first", first.Release(), lockerr.ErrLost)
+		dbtest.OK(t, second.Release())
+	})
+}
+
+// TestReleaseByOldCopy: MariaDB shows the row locks of long ago while a program reads them all the time.
+// No connection is ended because it had the lock then.
+func TestReleaseByOldCopy(t *testing.T) {
+	dbtest.OnOwnServers(t, func(d *dbtest.Database) *scratch {
+		if d.MariaDB() {
+			return newScratch(plainMariaDB, d)
+		}
+		return newScratch(mysqlServer, d)
+	}, func(t *testing.T, s *scratch) {
+		i := s.inspector(s.root)
+		holder := s.process("root", "holder")
+		hold, err := mysqllock.Acquire(t.Context(), holder, "k")
+		dbtest.OK(t, err)
+		next, ctx := s.process("root", "next"), dbtest.Limited(t)
+		ctx, giveUp := context.WithCancel(ctx)
+		waited := dbtest.Go(func() error { return dbtest.Err(mysqllock.Acquire(ctx, next, "k", lockctx.Wait(dbtest.Patience))) })
+		var seen *inspect.Lock
+		dbtest.Soon(t, "one waits", func() bool {
+			seen = find(look(t, i), "row", "k")
+			return seen != nil && len(seen.Waiters.List) == 1 && len(seen.Holders.List) == 1
+		})
+		watching, stop := context.WithCancel(t.Context())
+		var watched sync.WaitGroup
+		defer func() { stop(); watched.Wait() }()
+		for range 2 {
+			watched.Go(func() {
+				for db := s.root; watching.Err() == nil; time.Sleep(10 * time.Millisecond) {
+					dbtest.Exec(t, db, "DO (SELECT COUNT(*) FROM information_schema.INNODB_TRX)")
+				}
+			})
+		}
+		giveUp()
+		dbtest.Is(t, "it gives up", <-waited, context.Canceled)
+		dbtest.OK(t, hold.Release())
+
+		want := inspect.ErrChanged
+		if !s.mysql() {
+			want = inspect.ErrNotKnown
+		}
+		done, err := i.Release(t.Context(), *seen, "")
+		if !errors.Is(err, want) || !s.mysql() && !strings.Contains(err.Error(), "old copy") {
+			t.Errorf("beside a program that reads all the time: %+v, %v", done, err)
+		}
+		stop()
+		watched.Wait()
+		done, err = i.Release(t.Context(), *seen, "")
+		if !errors.Is(err, inspect.ErrChanged) || len(done.Killed) > 0 {
+			t.Errorf("without it: %+v, %v", done, err)
+		}
+		var there int
+		dbtest.OK(t, s.root.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ?", seen.Holders.List[0].ConnectionID).Scan(&there))
+		if there != 1 {
+			t.Error("the connection of the former holder was ended")
 		}
 	})
 }

@@ -39,7 +39,6 @@ func TestLeastPrivilege(t *testing.T) {
 		// allWait looks until so many are shown to wait for each: one that asks again does not wait for a moment.
 		allWait := func(n int) {
 			dbtest.Soon(t, "all are shown", func() bool {
-				pauseForCopy()
 				snap = look(t, i)
 				for strategy := range strategies {
 					if l := find(snap, strategy, "the-"+strategy); l == nil || len(l.Waiters.List) != n {

@@ -15,6 +15,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // Filter says which locks to show. The zero value shows all locks of the namespace, and
@@ -23,6 +24,7 @@ type Filter struct {
 	Keys          []string // show these only, with chains through others; a key of which no holder or waiter is seen is a Lock without a Strategy
 	AllNamespaces bool     // show the locks of all namespaces; not together with Keys
 	Deadlocks     bool     // also count deadlocks
+	Forced        bool     // also show the leases that were taken away by [Inspector.Release], also those of free keys
 
 	// Try also finds the row locks that the server does not show: those on MariaDB for
 	// which nobody waits, and all of them if the account may not read the server's views.
@@ -37,21 +39,33 @@ type Filter struct {
 
 // Snapshot shows the locks, their holders and their waiters. If the account may not see
 // something, or the server does not show it, that is a [Gap] and not an error.
+//
+// Of a lease, or of a row lock in one transaction, Holder.Least has the best bound of all Snapshots of
+// the Inspector, of the same keys, in which it was seen without a break.
 func (i *Inspector) Snapshot(ctx context.Context, f Filter) (*Snapshot, error) {
 	if f.AllNamespaces && len(f.Keys) > 0 {
 		return nil, fmt.Errorf("mysqllock: Keys are keys of one namespace: they cannot be combined with AllNamespaces")
 	}
+	for _, key := range f.Keys {
+		if n := len(key); n == 0 || n > lockctx.MaxKey {
+			return nil, fmt.Errorf("mysqllock: a key has 1 to %d bytes, and %.40q has %d", lockctx.MaxKey, key, n)
+		}
+	}
 	var out *Snapshot
+	began := time.Now()
 	err := i.on(ctx, func(ctx context.Context, s *session) error {
 		p, err := s.look(ctx, f)
 		if err != nil {
 			return err
 		}
-		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace}
-		out.Locks, out.beyond = p.locks()
+		out = &Snapshot{Time: s.now, Namespace: p.asked.namespace, NoTable: p.noTable}
 		if out.Namespaces, err = s.namespaces(ctx); err != nil {
 			return err
 		}
+		p.checkNamespace(out.Namespaces)
+		out.Locks, out.beyond = p.locks()
+		i.memory.follow(f, out.Locks, s.now, s.now.Add(time.Since(began)))
+		out.Forced = p.forced()
 		if f.Deadlocks {
 			if out.Deadlocks, err = p.deadlocks(ctx); err != nil {
 				return fmt.Errorf("mysqllock: counting deadlocks: %w", err)
@@ -75,11 +89,11 @@ func (p *picture) deadlocks(ctx context.Context) (out Known[uint64], err error) 
 
 // picture is what has been read of the locks.
 type picture struct {
+	noTable bool // the lock table does not exist
 	*session
 	asked   question
 	claims  claims
 	wakeUps map[string][]claim // the wake-up locks of leases, by name
-	polled  map[string]bool    // callers that are announced as pollers, by name
 	rows    map[id]tableRow
 	running []statement
 	read    bool // running was read
@@ -105,12 +119,13 @@ type tableRow struct {
 	versioned bool
 
 	since, ttl, renewed Known[time.Duration] // of the lease: see Holder
+	ttlBefore           Known[time.Duration] // of the lease before, if this one has told no renewal
 	forced              string               // see schema.ReadForced
 }
 
 func (s *session) picture(f Filter) *picture {
-	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), polled: make(map[string]bool), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
-	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try}
+	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
+	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try, forced: f.Forced}
 	if f.AllNamespaces {
 		p.asked.namespace = ""
 	}
@@ -138,9 +153,7 @@ func (p *picture) waits(ctx context.Context) error {
 // gap notes that something is not shown.
 func (p *picture) gap(what, why, remedy string) {
 	g := Gap{What: what, Why: why, Remedy: remedy}
-	if why != noTable { // else there is nothing to hold
-		g.holdersOf, g.waitersOf = missing(what)
-	}
+	g.holdersOf, g.waitersOf = missing(what)
 	if slices.Contains(g.waitersOf, row) {
 		p.unseen = Known[int]{}
 	}
@@ -192,9 +205,8 @@ func (p *picture) complete(l *Lock) {
 	case !l.Holders.List[0].Shared: // nobody holds it beside that one
 		holders = false
 	}
-	if l.Strategy == lease && p.polled[lockname.OfLeasePoller(l.Namespace, l.Name)] || l.Strategy == advisory && p.polled[lockname.OfPoller(l.Namespace, l.Key)] {
-		waiters = true // who polls waits for nothing in the server
-	}
+	// A caller without a connection to wait on asks again and again, and waits for nothing in the server.
+	waiters = waiters || l.Strategy == lease || l.Strategy == advisory
 	l.Holders.More, l.Waiters.More = holders, waiters
 	l.InOrder = l.InOrder && !waiters // one that is not seen may be before them
 }
@@ -239,27 +251,29 @@ func (p *picture) full(rows [][]string, what string) {
 
 const (
 	columns     = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
-	told        = "IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), NULL), IF(renewed_token = token, ttl, NULL), IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + CAST(ttl AS SIGNED), NULL), released"
-	toldNothing = "NULL, NULL, NULL, NULL"
+	told        = "IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), NULL), IF(renewed_token = token, ttl, NULL), IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + CAST(ttl AS SIGNED), NULL), released, IF(renewed_token = token, NULL, ttl)"
+	toldNothing = "NULL, NULL, NULL, NULL, NULL"
+	wasForced   = "released IS NOT NULL"
 	leases      = "leases, and the tokens of keys"
 	freedLeases = "the waiters for leases that were released just now"
 	otherWork   = "what other connections run"
-	noTable     = "the lock table does not exist yet"
+	noTable     = "the lock table does not exist: its name is wrong, it was dropped, or no program has made it yet"
 )
 
 // readTable reads the rows of live leases, or of the keys that are asked for.
 func (p *picture) readTable(ctx context.Context) error {
 	where := p.askedRows()
 	if len(p.asked.keys) == 0 {
-		where += " AND " + schema.Live("") + " AND NOT (" + schema.HighWater + ")"
+		live := schema.Live("")
+		if p.asked.forced {
+			live = "(" + live + " OR " + wasForced + ")"
+		}
+		where += " AND " + live + " AND NOT (" + schema.HighWater + ")"
 	}
 	found, err := p.readRows(ctx, p.table.String(), fmt.Sprintf("WHERE %s LIMIT %d", where, most))
 	p.full(found, leases)
 	if server.Missing(err) {
-		p.gap(leases, noTable, "")
-		p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
-		p.unseen, p.hiding = Value(0), nil
-		return nil
+		return p.noteNoTable(ctx)
 	}
 	if server.Interrupted(err) {
 		p.addGap(Gap{
@@ -268,6 +282,22 @@ func (p *picture) readTable(ctx context.Context) error {
 		})
 	}
 	return p.tolerate(err, leases, p.grant("SELECT", p.table.String()))
+}
+
+// noteNoTable notes that the lock table does not exist, and which tables look like one.
+func (p *picture) noteNoTable(ctx context.Context) error {
+	p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
+	p.hiding = nil
+	quoted, _, _ := strings.Cut(strings.TrimPrefix(p.table.String(), "`"), "`.`")
+	rows, err := p.query(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = "+schema.Literal(strings.ReplaceAll(quoted, "``", "`"))+
+		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_SCHEMA, TABLE_NAME HAVING COUNT(*) = 5 ORDER BY TABLE_NAME LIMIT 10")
+	remedy := "the right name of the table, in place of " + p.table.String()
+	for i, r := range rows {
+		remedy += map[bool]string{true: "; lock tables of this database: ", false: ", "}[i == 0] + "`" + r[0] + "`.`" + r[1] + "`"
+	}
+	p.gap(leases, noTable, remedy)
+	p.noTable = true
+	return p.tolerate(err, "other lock tables", "")
 }
 
 // askedRows is the condition for the rows of the keys that are asked for, with a few others.
@@ -298,12 +328,14 @@ func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, 
 	rows, err := read(what)
 	if server.NoColumn(err) && !p.untold {
 		p.untold = true
+		tail = strings.Replace(tail, wasForced, "FALSE", 1)
 		rows, err = read(toldNothing)
 	}
 	for _, r := range rows {
 		token, _ := strconv.ParseUint(r[3], 10, 64)
 		t := tableRow{id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1", expires: moment(r[5]), remaining: micros(r[6])}
 		t.forced = r[10]
+		t.ttlBefore = positive(micros(r[11]))
 		if t.since = positive(micros(r[7])); r[8] != "" {
 			t.ttl, t.renewed = Value(micros(r[8])), Value(micros(r[9]))
 		}
@@ -645,13 +677,31 @@ func (p *picture) atWakeUp(l *Lock, list []claim) []claim {
 // ofRow notes what the lock's row in the lock table says.
 func (p *picture) ofRow(l *Lock, lock id) {
 	r := p.rows[id{lease, lock.namespace, lock.name}]
-	unread := slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases && g.Why != noTable })
+	unread := slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases })
 	if r.name != "" || !unread && len(p.asked.keys) > 0 { // else there is no row, or it is not committed yet
 		l.Token, l.Versioned = Value(r.token), Value(r.versioned)
+		l.Used = Value(r.name != "")
 	}
 	if f, ok := schema.ReadForced(r.forced); ok {
 		l.Forced = &Forced{f.Token, f.At, f.Account, f.Process, f.Reason}
 	}
+}
+
+// forced returns the keys of which a lease was taken away, if these are asked for.
+func (p *picture) forced() (out []Lock) {
+	if !p.asked.forced {
+		return nil
+	}
+	for lock, r := range p.rows {
+		f, ok := schema.ReadForced(r.forced)
+		l, here, asked := p.asked.lock(lock, nil)
+		if ok && here && asked {
+			l.Forced = &Forced{f.Token, f.At, f.Account, f.Process, f.Reason}
+			out = append(out, l)
+		}
+	}
+	slices.SortFunc(out, func(a, b Lock) int { return a.Forced.Time.Compare(b.Forced.Time) })
+	return out
 }
 
 // free returns the keys of the question that are not among shown.
@@ -750,8 +800,6 @@ func (p *picture) named(name string, one claim) {
 	switch {
 	case lockname.IsAdvisory(name):
 		p.claims.add(id{strategy: advisory, name: name}, one)
-	case strings.HasPrefix(name, lockname.Poller):
-		p.polled[name] = true
 	case strings.HasPrefix(name, lockname.WakeUp):
 		p.wakeUps[name] = append(p.wakeUps[name], one)
 	}

@@ -237,7 +237,7 @@ type Leader struct {
 }
 
 // Current returns who leads, as the server shows it at the moment. ok is false if nobody
-// does. It is an error if the account may not read the lock table, so that nobody knows. The
+// does, or if the lock table does not exist. It is an error if the account may not read it, so that nobody knows. The
 // Inspector says in which lock table and namespace to look.
 func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Leader, ok bool, err error) {
 	shown, err := in.Snapshot(ctx, inspect.Filter{Keys: []string{key}})
@@ -253,6 +253,9 @@ func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Lead
 				return Leader{Host: h.Host, PID: h.PID, Program: h.Program, Token: token, Expires: lock.Expires}, true, nil
 			}
 		}
+	}
+	if shown.NoTable { // nobody has stood for election yet
+		return Leader{}, false, nil
 	}
 	if hidden, _ := shown.Incomplete("lease"); hidden {
 		return Leader{}, false, errors.New("mysqllock: who leads is not known: the account cannot read the leases; give it SELECT on the lock table")

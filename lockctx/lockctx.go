@@ -92,18 +92,6 @@ func Has(ctx context.Context, key string) bool {
 // of keys in one WithKeys.
 const MaxNested = hint.MaxNested
 
-// Claim returns a context in which the caller's own SELECTs lock the rows that
-// they return, as opts say: [ForUpdate], [ForShare], [SkipLocked], [NoWait]. It
-// names no key, takes no other options, and leaves the locks that ctx asks for
-// as they are. Without one of the first three it is a bad hint.
-//
-//	tx, err := db.BeginTx(ctx, nil)
-//	rows, err := tx.QueryContext(lockctx.Claim(ctx, lockctx.SkipLocked()),
-//		"SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT 10")
-func Claim(ctx context.Context, opts ...Option) context.Context {
-	return hint.Claim(ctx, opts...)
-}
-
 // Without returns a context without the hint: a statement that runs with it
 // takes no lock and is not moved to another connection. A statement of an
 // explicit sql.Tx stays in its transaction all the same.
@@ -165,6 +153,9 @@ func Advisory() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyAdvis
 // Row locks and leases on the same key are seen: a unit that begins while
 // somebody has a lease on it waits as for a lock, and the commits of their units
 // count. Advisory locks are not.
+//
+// In one lock context Optimistic goes with no other strategy, for whatever key: the
+// statement with the second hint fails with ErrUnsafe.
 func Optimistic() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyOptimistic) } }
 
 // IfVersion is [Optimistic] with the version that an earlier unit of work has
@@ -203,41 +194,6 @@ func Shared() Option { return func(h *hint.Hint) { h.Shared = true } }
 // It needs a row lock or a lease. An n below 1 or above [MaxSlots] is a bad hint.
 func Slots(n int) Option { return func(h *hint.Hint) { h.Slots, h.HasSlots = n, true } }
 
-// ForUpdate makes the caller's own SELECTs lock the rows that they return or
-// count until the transaction ends, as if they said FOR UPDATE: for code that has
-// no way to say so. They must run in a transaction. Only a single plain SELECT is
-// changed; other statements that read rows fail with an error that says why, and
-// what writes runs as it is.
-//
-// The server may lock more than that: all rows that it has to sort for ORDER BY
-// where no index has them in order, and those that OFFSET takes away. Under
-// REPEATABLE READ it also locks the rows that it has looked at, and the gaps
-// between them, so that inserts beside them wait; for a table of tasks use READ
-// COMMITTED (measured on MySQL 9.7 and MariaDB 10.11). Not locked are the tables
-// of subqueries, and views that group or that the server keeps as a temporary
-// table. How long it waits for rows that somebody else has locked is the server's
-// innodb_lock_wait_timeout; Wait has no effect on it, and a SELECT whose context
-// ends meanwhile is not killed on the server. With [NoWait], in the same With or
-// Claim, it fails with ErrLocked at once.
-//
-// MySQL asks for more than the privilege SELECT: UPDATE, DELETE or LOCK TABLES.
-func ForUpdate() Option { return func(h *hint.Hint) { h.Claim.Update = true } }
-
-// ForShare is [ForUpdate] with FOR SHARE: others may read the rows, and lock
-// them so, too, but not change them. Where an index has all columns that the
-// SELECT names, only its entries are locked, and other columns of the row can be
-// changed: name one that is not in the index.
-func ForShare() Option { return func(h *hint.Hint) { h.Claim.Share = true } }
-
-// SkipLocked leaves out the rows that somebody else has locked: workers that
-// share a table of tasks each claim others. Alone it means [ForUpdate], too.
-//
-// With ORDER BY and LIMIT it needs an index that has the rows in order: else the
-// first worker locks all of them to sort them, and others get none. Fewer rows
-// than LIMIT, or none, do not mean that the table is done: others may have them.
-// MariaDB has it from 10.6 on; before, the SELECT fails with ErrUnsafe.
-func SkipLocked() Option { return func(h *hint.Hint) { h.Claim.SkipLocked = true } }
-
 // MinHold keeps a lease for d after its release: nobody gets the key earlier.
 // It is for scheduled jobs that take less time than the clocks of the machines
 // that start them differ by. A lease that was lost, or whose process died, is not
@@ -250,16 +206,14 @@ func MinHold(d time.Duration) Option { return func(h *hint.Hint) { h.MinHold = d
 // 0 is no limit. It needs a lease; less than a second is a bad hint.
 func MaxHold(d time.Duration) Option { return func(h *hint.Hint) { h.MaxHold = d } }
 
-// NoWait fails with ErrLocked at once where someone else holds the key, or a row
-// that [ForUpdate] or [ForShare] is to lock. If this process is just giving the key
-// back, since the context of a unit of work has ended, NoWait waits for that, for at
-// most a second.
+// NoWait fails with ErrLocked at once if someone else holds the key. If this process is
+// just giving the key back, since the context of a unit of work has ended, NoWait waits
+// for that, for at most a second.
 func NoWait() Option { return Wait(0) }
 
 // Wait is the longest time to queue for the lock, in place of the database
 // handle's lockWait; 0 is NoWait. A negative wait is a bad hint. The wait also
-// ends with the context. It is for keys; see ForUpdate for claims. To queue for one of
-// the handle's connections is no part of it.
+// ends with the context. To queue for one of the handle's connections is no part of it.
 func Wait(d time.Duration) Option {
 	return func(h *hint.Hint) { h.Wait, h.HasWait = d, true }
 }
@@ -281,8 +235,8 @@ func Retry(n int) Option { return func(h *hint.Hint) { h.Retry = n } }
 // AllowStale says that what runs with the context may rely on data that is older
 // than its lock, for code that knows that it does not matter. There are two cases.
 //
-// A lock may be asked for first in a transaction that has already read at
-// REPEATABLE READ or above. Plain reads in it then show the data as it was before the
+// A further lock may be asked for in a transaction that has already read, under the lock
+// that it began with, at REPEATABLE READ or above. Plain reads in it then show the data as it was before the
 // lock was granted; only locking reads and writes see the newest. Without AllowStale
 // such a lock fails with ErrStaleSnapshot.
 //

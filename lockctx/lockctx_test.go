@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -64,9 +63,6 @@ func TestHint(t *testing.T) {
 		{"slots of a lease", []string{"k"}, []lockctx.Option{lockctx.Slots(1), lockctx.Lease(time.Second), lockctx.MinHold(2)}, hint.Hint{
 			Locks: locks("k"), Kind: hint.Kind{Strategy: hint.StrategyLease, TTL: time.Second, MinHold: 2, Slots: 1},
 		}},
-		{"with a claim that skips", []string{"k"}, []lockctx.Option{lockctx.SkipLocked(), lockctx.NoWait()}, hint.Hint{Locks: locks("k"), HasWait: true, Claim: hint.Locking{Update: true, SkipLocked: true}}},
-		{"shared claim", []string{"k"}, []lockctx.Option{lockctx.SkipLocked(), lockctx.ForShare()}, hint.Hint{Locks: locks("k"), Claim: hint.Locking{Share: true, SkipLocked: true}}},
-		{"claim at once", []string{"k"}, []lockctx.Option{lockctx.ForUpdate(), lockctx.NoWait()}, hint.Hint{Locks: locks("k"), HasWait: true, Claim: hint.Locking{Update: true, NoWait: true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := asked(t, lockctx.WithKeys(context.Background(), c.keys, c.opts...))
@@ -75,7 +71,7 @@ func TestHint(t *testing.T) {
 			}
 			if !slices.Equal(h.Keys(), c.want.Keys()) || h.Kind != c.want.Kind || h.Wait != c.want.Wait ||
 				h.HasWait != c.want.HasWait || h.Retry != c.want.Retry || h.AllowStale != c.want.AllowStale ||
-				h.Claim != c.want.Claim || h.LockContext == nil {
+				h.LockContext == nil {
 				t.Errorf("the hint is %+v, want %+v", *h, c.want)
 			}
 			for _, lock := range h.Locks {
@@ -120,8 +116,6 @@ func TestBadHint(t *testing.T) {
 		{"version 0", key, []lockctx.Option{lockctx.IfVersion(0)}, "version 0"},
 		{"version of two", []string{"a", "b"}, []lockctx.Option{lockctx.IfVersion(1)}, "for one key, and here are 2"},
 		{"version and MinHold", key, []lockctx.Option{lockctx.IfVersion(1), lockctx.MinHold(1)}, "need a lease, and the strategy is optimistic"},
-		{"two claims", key, []lockctx.Option{lockctx.ForUpdate(), lockctx.ForShare()}, "exclude each other"},
-		{"claim without Claim", nil, []lockctx.Option{lockctx.ForUpdate()}, "no key"},
 		{"retries", key, []lockctx.Option{lockctx.Retry(1)}, "Retry is for mysqllock.Do"},
 		{"a row and a lease", key, []lockctx.Option{lockctx.Row(), lockctx.Lease(time.Second)}, "say both row and lease"},
 		{"a lease and a row", key, []lockctx.Option{lockctx.Lease(time.Second), lockctx.Row()}, "say both lease and row"},
@@ -277,48 +271,6 @@ func TestSameKeyAgain(t *testing.T) {
 	}
 }
 
-func TestClaim(t *testing.T) {
-	ctx := lockctx.Claim(context.Background(), lockctx.SkipLocked())
-	h := asked(t, ctx)
-	if h.LockContext != nil || h.Err != nil || h.Claim != (hint.Locking{Update: true, SkipLocked: true}) {
-		t.Errorf("the hint is %+v", h)
-	}
-	inside := asked(t, lockctx.With(ctx, "k"))
-	if inside.Claim != h.Claim || inside.LockContext == nil || inside.LockContext.Context() != ctx {
-		t.Errorf("With inside a claim is %+v", inside)
-	}
-	if other := asked(t, lockctx.Claim(ctx, lockctx.ForShare(), lockctx.NoWait())); other.Claim != (hint.Locking{Share: true, NoWait: true}) {
-		t.Errorf("a claim inside a claim is %+v", other)
-	}
-	// What the context asks for otherwise stays.
-	locked := lockctx.With(context.Background(), "k", lockctx.NoWait(), lockctx.AllowStale(), lockctx.Lease(time.Minute))
-	want := *asked(t, locked)
-	want.Claim = hint.Locking{Update: true}
-	if both := asked(t, lockctx.Claim(locked, lockctx.ForUpdate())); !reflect.DeepEqual(*both, want) {
-		t.Errorf("a claim inside With is %+v, want %+v", *both, want)
-	}
-	hold := hint.Ask[lockctx.Option](context.Background(), []string{"held"}).Inside(context.Background(), new(int))
-	if both := asked(t, lockctx.Claim(hold, lockctx.ForUpdate())); both.Hold != asked(t, hold).Hold {
-		t.Errorf("a claim inside a hold is %+v", both)
-	}
-	for says, opts := range map[string][]lockctx.Option{
-		"none of":             {lockctx.NoWait()},
-		"exclude each other":  {lockctx.ForUpdate(), lockctx.ForShare()},
-		"mean nothing":        {lockctx.ForUpdate(), lockctx.Lease(time.Second)},
-		"as long as":          {lockctx.ForUpdate(), lockctx.Wait(time.Second)},
-		"SkipLocked never":    {lockctx.SkipLocked(), lockctx.NoWait()},
-		"options of locks on": {lockctx.SkipLocked(), lockctx.Retry(1)},
-	} {
-		h := asked(t, lockctx.Claim(context.Background(), opts...))
-		if h.Err == nil || !strings.Contains(h.Err.Error(), says) {
-			t.Errorf("the hint's error is %v, want %s", h.Err, says)
-		}
-		if inside := asked(t, lockctx.With(lockctx.Claim(context.Background(), opts...), "k")); inside.Err == nil {
-			t.Error("inside a bad claim, a hint is good")
-		}
-	}
-}
-
 func TestInside(t *testing.T) {
 	one, two := new(int), new(int)
 	ctx := hint.Ask[lockctx.Option](context.Background(), []string{"held"}).Inside(context.Background(), one)
@@ -334,8 +286,8 @@ func TestInside(t *testing.T) {
 		t.Error("two calls of With inside a hold share a lock context")
 	}
 	k := lockctx.With(ctx, "k")
-	both := asked(t, hint.Ask(k, []string{"held"}, lockctx.ForShare()).Inside(k, two))
-	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two || !both.Claim.Share {
+	both := asked(t, hint.Ask[lockctx.Option](k, []string{"held"}).Inside(k, two))
+	if !slices.Equal(both.Holds, []any{one, two}) || !slices.Equal(both.Keys(), []string{"k"}) || both.Named != "" || both.Hold != two {
 		t.Errorf("a hold inside is %+v", both)
 	}
 	if len(asked(t, ctx).Holds) != 1 {
@@ -444,7 +396,7 @@ func TestNilContext(t *testing.T) {
 	var none context.Context
 	for what, ctx := range map[string]context.Context{
 		"With": lockctx.With(none, "k"), "WithKeys": lockctx.WithKeys(none, []string{"a", "b"}),
-		"Claim": lockctx.Claim(none, lockctx.ForUpdate()), "With inside": lockctx.With(lockctx.With(none, "k"), "l"),
+		"With inside": lockctx.With(lockctx.With(none, "k"), "l"),
 	} {
 		if h := asked(t, ctx); h.Err == nil || !strings.Contains(h.Err.Error(), "bad hint: the context is nil") {
 			t.Errorf("%s: %v", what, h.Err)
@@ -477,8 +429,6 @@ func TestHas(t *testing.T) {
 		{"optimistic", lockctx.With(base, "c", lockctx.Optimistic()), "c"},
 		{"slots", lockctx.With(base, "c", lockctx.Slots(3)), "c"},
 		{"without", lockctx.Without(two), ""},
-		{"a claim", lockctx.Claim(base, lockctx.ForUpdate()), ""},
-		{"a claim in a lock context", lockctx.Claim(one, lockctx.ForUpdate()), "a"},
 		{"a hold", held, "ah"},
 		{"in a hold", lockctx.With(held, "b"), "abh"},
 		{"a bad hint", lockctx.With(one, ""), ""},

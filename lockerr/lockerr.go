@@ -18,24 +18,27 @@ var (
 	// Nothing was run and nothing is locked.
 	ErrLocked = errors.New("mysqllock: locked by someone else")
 
-	// ErrTimeout: the caller waited as long as it was ready to, for a key that the
-	// server, or the queue of its own process, said is taken. It also matches
-	// ErrLocked, and ctx.Err() where the context ended the wait. Nothing was run and
-	// nothing is locked. If the context ends before the server has answered at all,
-	// the error matches ctx.Err() alone.
+	// ErrTimeout: the caller waited as long as it was ready to, for a key that somebody is
+	// known to have: the server has said so, or another caller of the process holds the key, or
+	// has been told so. It also matches ErrLocked, and ctx.Err() if the context ended the
+	// wait. Nothing was run and nothing is locked.
 	ErrTimeout = errors.New("mysqllock: not granted within the wait")
 
-	// ErrExhausted: the caller waited for one of the connections that hold locks
-	// outside of transactions (lockMaxConns), or for one of all connections of the handle
-	// (maxConns), and all of them were in use, for whatever keys: until its context ended,
-	// which it matches then, or while nobody in front of it got one for as long as it was
-	// ready to wait for the lock, and at least a second. Or the server takes no more
-	// connections (1040, 1203, 1226), or did not open one, or answer on it, in time, or
-	// went away while the caller waited, who never had the lock, or ended a statement that
-	// comes before the lock. Or rows are still being read from the connection of the caller's
-	// sql.Conn or transaction. Nobody need have the key. It matches neither ErrLocked nor ErrTimeout. Nothing was
-	// run and nothing is locked.
+	// ErrExhausted: the caller got no connection, or none to ask on, because of a bound that
+	// the text names: maxConns, lockMaxConns, SetMaxOpenConns, or the server's own (1040, 1203,
+	// 1226). Nobody is known to have the key. The caller waited until its context ended,
+	// which the error matches then, or while no caller in front of it got a connection for as
+	// long as it was ready to wait for the lock, and at least a second. Or rows are still
+	// being read from the connection of the caller's sql.Conn or transaction. It matches
+	// neither ErrLocked nor ErrTimeout. Nothing was run and nothing is locked.
 	ErrExhausted = errors.New("mysqllock: no connection left for locks")
+
+	// ErrNoAnswer: nobody has said whether somebody has the key. The server refused the
+	// connection, or did not open it, or did not answer on it, in time; or went away while the
+	// caller waited, who never had the lock; or ended a statement that comes before the lock. It
+	// matches ctx.Err() if the context ended the wait, and neither ErrLocked, ErrTimeout nor
+	// ErrExhausted. Nothing was run and nothing is locked.
+	ErrNoAnswer = errors.New("mysqllock: the server has not answered")
 
 	// ErrLost: the lock was held and is gone, or may be gone: the connection
 	// broke, the server ended it, a deadlock rolled its transaction back, or a
@@ -85,7 +88,8 @@ var (
 
 	// ErrNoLock: the statement writes a table that Config.Require names, and runs outside
 	// of any lock: without a lock context, outside a hold, or with lockctx.Without; or under
-	// shared locks alone; or Config.RequireKey does not accept the keys. It was not sent.
+	// locks alone that others may hold, too; or Config.RequireKey does not accept the keys that
+	// nobody else holds. It was not sent.
 	ErrNoLock = errors.New("mysqllock: no lock")
 
 	// ErrUnsafe: the lock could not hold what it promises here: on this
@@ -197,7 +201,7 @@ func (h *Holder) String() string {
 		fmt.Fprintf(&b, " for %v", h.Held.Round(time.Millisecond))
 	}
 	if h.Since > 0 {
-		fmt.Fprintf(&b, " in a transaction since %v", h.Since.Round(time.Millisecond))
+		fmt.Fprintf(&b, " in a transaction for %v", h.Since.Round(time.Millisecond))
 	}
 	if h.Left {
 		b.WriteString(", which has given it back: it is kept for its MinHold")

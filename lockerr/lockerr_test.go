@@ -15,7 +15,7 @@ import (
 
 var sentinels = []error{
 	lockerr.ErrLocked, lockerr.ErrTimeout, lockerr.ErrLost, lockerr.ErrDeadlock,
-	lockerr.ErrNoEnd, lockerr.ErrStaleSnapshot, lockerr.ErrStaleRead, lockerr.ErrConflict, lockerr.ErrUnsafe, lockerr.ErrClosed, lockerr.ErrExhausted,
+	lockerr.ErrNoEnd, lockerr.ErrStaleSnapshot, lockerr.ErrStaleRead, lockerr.ErrConflict, lockerr.ErrUnsafe, lockerr.ErrClosed, lockerr.ErrExhausted, lockerr.ErrNoAnswer,
 }
 
 const locked, timeout = 0, 1 // in sentinels
@@ -128,7 +128,7 @@ func TestErrorText(t *testing.T) {
 	}{
 		{
 			lockerr.Error{Op: "lock", Key: "product:42", Strategy: "row", Holder: holder, Waited: 2*time.Second + 300*time.Microsecond, Err: lockerr.ErrTimeout},
-			`mysqllock: lock "product:42" (row): not granted within the wait; waited 2s; held by connection 55 of app@10.0.0.7:5123 (web-1:7:shopd) in a transaction since 1.5s`,
+			`mysqllock: lock "product:42" (row): not granted within the wait; waited 2s; held by connection 55 of app@10.0.0.7:5123 (web-1:7:shopd) in a transaction for 1.5s`,
 		},
 		{
 			lockerr.Error{Op: "lock", Key: "a, b", Strategy: "row", Holder: &lockerr.Holder{ConnectionID: 55}, Err: lockerr.ErrLocked},
@@ -184,11 +184,11 @@ func TestHolderText(t *testing.T) {
 		"web-1:7:shopd":              {Program: "web-1:7:shopd"},
 		"this process: connection 7": {ConnectionID: 7, ThisProcess: true},
 		"this process, by a hold of this very lock context (what runs in it needs the hold's context): me": {Program: "me", ThisProcess: true, ThisContext: true},
-		"connection 7 of app@web-1":                                     {ConnectionID: 7, User: "app", Host: "web-1"},
-		"connection 7 of @web-1":                                        {ConnectionID: 7, Host: "web-1"},
-		"connection 7 (shopd)":                                          {ConnectionID: 7, Program: "shopd"},
-		"connection 7 (shopd) in a transaction since 3ms":               {ConnectionID: 7, Program: "shopd", Since: 3 * time.Millisecond},
-		"connection 7 of app@web-1 (shopd) in a transaction since 2m0s": {ConnectionID: 7, User: "app", Host: "web-1", Program: "shopd", Since: 2 * time.Minute},
+		"connection 7 of app@web-1":                                   {ConnectionID: 7, User: "app", Host: "web-1"},
+		"connection 7 of @web-1":                                      {ConnectionID: 7, Host: "web-1"},
+		"connection 7 (shopd)":                                        {ConnectionID: 7, Program: "shopd"},
+		"connection 7 (shopd) in a transaction for 3ms":               {ConnectionID: 7, Program: "shopd", Since: 3 * time.Millisecond},
+		"connection 7 of app@web-1 (shopd) in a transaction for 2m0s": {ConnectionID: 7, User: "app", Host: "web-1", Program: "shopd", Since: 2 * time.Minute},
 	} {
 		if got := h.String(); got != want {
 			t.Errorf("%+v is %q, want %q", h, got, want)

@@ -103,10 +103,13 @@ func (c *conn) endBase(commit bool) error {
 
 // BeginTx begins a transaction on both sides. One in which a row lock is to be taken may be
 // rolled back and begun again until the key is free. The application's database sees it only
-// when the lock has been granted.
+// when the lock has been granted, and that of a hold only with its first statement.
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if _, err := c.locks.BeginTx(ctx, driver.TxOptions{}); err != nil {
 		return nil, err
+	}
+	if purpose.IsOfHold(ctx) {
+		return tx{c}, nil
 	}
 	if of, ours := purpose.From(ctx); ours && of.Purpose == purpose.Take && of.Strategy == hint.StrategyRow {
 		c.later = &opts

@@ -94,7 +94,7 @@ func TestUnderLoad(t *testing.T) {
 					switch err := try(db, rand.IntN(2), kinds[rand.IntN(len(kinds))]); {
 					case err == nil:
 						granted.Add(1)
-					case errors.Is(err, mysqllock.ErrLocked), errors.Is(err, context.Canceled), errors.Is(err, mysqllock.ErrExhausted):
+					case errors.Is(err, mysqllock.ErrLocked), errors.Is(err, context.Canceled), errors.Is(err, mysqllock.ErrExhausted), errors.Is(err, mysqllock.ErrNoAnswer):
 						refused.Add(1)
 					case errors.Is(err, mysqllock.ErrLost), errors.Is(err, mysqllock.ErrDeadlock), errors.Is(err, mysqllock.ErrConflict), errors.Is(err, sql.ErrTxDone):
 						lost.Add(1)

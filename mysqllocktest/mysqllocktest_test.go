@@ -493,7 +493,6 @@ func TestEveryWayOfTheApplication(t *testing.T) {
 	for name, c := range map[string]mysqllock.Config{"": {}, "with maxConns": {MaxConns: 8}} {
 		t.Run(name, func(t *testing.T) {
 			x := newTest(t, c)
-			ctx := lockctx.With(t.Context(), "k")
 
 			x.mock.ExpectExec("DELETE FROM old").WillReturnResult(sqlmock.NewResult(0, 0)) // without a lock, no transaction
 			_, err := x.db.ExecContext(t.Context(), "DELETE FROM old")
@@ -511,12 +510,13 @@ func TestEveryWayOfTheApplication(t *testing.T) {
 				return err
 			}))
 
-			x.mock.ExpectBegin() // a lock in a transaction that is open
+			x.mock.ExpectBegin() // a second lock in a transaction
 			x.mock.ExpectExec(addStock).WillReturnResult(sqlmock.NewResult(0, 1))
 			x.mock.ExpectRollback()
-			tx, err := x.db.BeginTx(t.Context(), nil)
+			first := lockctx.With(t.Context(), "first")
+			tx, err := x.db.BeginTx(first, nil)
 			x.ok(err)
-			_, err = tx.ExecContext(ctx, addStock)
+			_, err = tx.ExecContext(lockctx.With(first, "k"), addStock)
 			x.ok(err)
 			x.holders("k", "process-1")
 			x.ok(tx.Rollback())

@@ -303,6 +303,9 @@ func (c *checker) begunBy(tx ssa.Value) ssa.CallInstruction {
 			return v
 		}
 	case *ssa.Parameter:
+		if arg := c.argument(v); arg != nil {
+			return c.begunBy(c.source(arg))
+		}
 		call, ok := c.site[v.Parent()].(ssa.CallInstruction)
 		if ok && c.callee(call.Common()).name == "RunInTx" {
 			return call

@@ -81,7 +81,7 @@ func (c *checker) derived(v ssa.Value) (from ssa.Value, ends bool) {
 	case *ssa.Call:
 		f := c.callee(v.Common())
 		switch {
-		case f.is("context", "", "WithValue", "WithoutCancel"), f.is(pkgLockctx, "", "Claim"):
+		case f.is("context", "", "WithValue", "WithoutCancel"):
 			return f.args[0], false
 		case f.is(pkgLock, "Hold", "Context"):
 			return f.self, false

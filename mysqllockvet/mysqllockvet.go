@@ -73,6 +73,7 @@ func run(pass *analysis.Pass) (any, error) {
 			c.sent[call] = st
 		}
 	}
+	c.checkClaims()
 	c.checkOptions()
 	c.checkKeys()
 	c.checkHandles()

@@ -24,7 +24,7 @@ var strategies = map[string]string{"Row": "Row", "Lease": "Lease", "Advisory": "
 func (c *checker) checkOptions() {
 	for _, call := range c.calls() {
 		f := c.callee(call.Common())
-		if !f.is(pkgLockctx, "", "With", "WithKeys", "Claim") && !f.is(pkgLock, "", "Do", "DoKeys", "Acquire", "AcquireKeys") {
+		if !f.is(pkgLockctx, "", "With", "WithKeys") && !f.is(pkgLock, "", "Do", "DoKeys", "Acquire", "AcquireKeys") {
 			continue
 		}
 		if bad := c.badHint(f); bad != "" {
@@ -36,16 +36,16 @@ func (c *checker) checkOptions() {
 // badHint says what is wrong with a call's key and options, as far as they are
 // constants; "" if it is nothing. It is what internal/hint checks when the program runs.
 func (c *checker) badHint(f function) string {
-	opts, known := c.options(f)
-	for _, check := range []func(function, []function, bool) string{c.badKey, c.badStrategy, c.badKind, c.badNumber, c.badClaim, c.badRetry} {
-		if bad := check(f, opts, known); bad != "" {
+	opts, _ := c.options(f)
+	for _, check := range []func(function, []function) string{c.badKey, c.badStrategy, c.badKind, c.badNumber, c.badRetry} {
+		if bad := check(f, opts); bad != "" {
 			return bad
 		}
 	}
 	return ""
 }
 
-func (c *checker) badKey(f function, _ []function, _ bool) string {
+func (c *checker) badKey(f function, _ []function) string {
 	at := map[string]int{"With": 1, "Do": 2, "Acquire": 2}[f.name]
 	if at == 0 {
 		return ""
@@ -59,7 +59,7 @@ func (c *checker) badKey(f function, _ []function, _ bool) string {
 	return ""
 }
 
-func (c *checker) badStrategy(_ function, opts []function, _ bool) string {
+func (c *checker) badStrategy(_ function, opts []function) string {
 	first := ""
 	for _, o := range opts {
 		switch s := strategies[o.name]; {
@@ -74,7 +74,7 @@ func (c *checker) badStrategy(_ function, opts []function, _ bool) string {
 }
 
 // badKind says which option needs another strategy.
-func (c *checker) badKind(_ function, opts []function, _ bool) string {
+func (c *checker) badKind(_ function, opts []function) string {
 	strategy := ""
 	for _, o := range opts {
 		if s := strategies[o.name]; s != "" {
@@ -96,7 +96,7 @@ func (c *checker) badKind(_ function, opts []function, _ bool) string {
 }
 
 // badNumber says which constant is out of its range.
-func (c *checker) badNumber(f function, opts []function, _ bool) string {
+func (c *checker) badNumber(_ function, opts []function) string {
 	for _, o := range opts {
 		if len(o.args) != 1 {
 			continue
@@ -127,36 +127,8 @@ func (c *checker) badNumber(f function, opts []function, _ bool) string {
 	return ""
 }
 
-// badClaim says which options exclude each other that lock the rows of SELECTs.
-func (c *checker) badClaim(f function, opts []function, known bool) string {
-	claims := named(opts, "ForUpdate") || named(opts, "ForShare") || named(opts, "SkipLocked")
-	switch {
-	case named(opts, "ForUpdate") && named(opts, "ForShare"):
-		return "ForUpdate and ForShare exclude each other, which the first statement refuses; give one of them"
-	case f.name != "Claim":
-		return ""
-	case known && !claims:
-		return "it says none of ForUpdate, ForShare and SkipLocked, which the first statement refuses; give one of them"
-	case claims && named(opts, "SkipLocked") && (named(opts, "NoWait") || named(opts, "Wait")):
-		return "SkipLocked never waits, so the first statement refuses Wait and NoWait beside it; drop them"
-	}
-	for _, o := range opts {
-		n, isNumber := int64(0), false
-		if o.name == "Wait" {
-			n, isNumber = c.number(o.args[0])
-		}
-		if strategies[o.name] != "" || slices.Contains([]string{"Shared", "Slots", "MinHold", "MaxHold", "Retry", "AllowStale"}, o.name) {
-			return o.name + " is for keys, and a claim has none, which the first statement refuses; give it to With"
-		}
-		if isNumber && n > 0 {
-			return "a claim waits as long as the server's innodb_lock_wait_timeout, so the first statement refuses Wait; use NoWait or SkipLocked"
-		}
-	}
-	return ""
-}
-
 // badRetry says where nothing can be run again.
-func (c *checker) badRetry(f function, opts []function, _ bool) string {
+func (c *checker) badRetry(f function, opts []function) string {
 	i := slices.IndexFunc(opts, func(o function) bool { return o.name == "Retry" })
 	if i < 0 {
 		return ""
@@ -165,7 +137,7 @@ func (c *checker) badRetry(f function, opts []function, _ bool) string {
 		return ""
 	}
 	switch {
-	case f.name != "Do" && f.name != "DoKeys" && f.name != "Claim":
+	case f.name != "Do" && f.name != "DoKeys":
 		return f.name + " cannot run anything again, so Retry is refused by the first statement; use mysqllock.Do, or drop it"
 	case named(opts, "Lease"), named(opts, "Advisory"):
 		return "parts of the function are committed under a lease or an advisory lock, so Retry is refused; drop it"

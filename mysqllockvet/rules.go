@@ -21,6 +21,9 @@ func (c *checker) checkLock(l *lock) {
 		c.checkStale(l)
 		c.checkShared(l)
 	}
+	c.checkBeside(l)
+	c.checkLate(l)
+	c.checkLeft(l)
 	c.checkGoroutines(l)
 	c.checkReplicas(l)
 	c.checkOutside(l)

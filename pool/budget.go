@@ -10,15 +10,19 @@ import (
 // otherwise it queues.
 //
 // Callers that hold a lock for which others of the process wait go first, but for every
-// third place. Among the rest it is first come, first served, with three exceptions: callers
-// that wait in the server leave a quarter of the permits to the others, a connection that is
-// released stays with its pool if that has a caller, unless the budget has not changed
-// hands for a moment, and the last permit of a pool with Config.Keeps stays with it.
+// third place. Among the rest it is first come, first served, with two exceptions: callers
+// that wait in the server leave a quarter of the permits to the others, and two at least, and a connection that
+// is released stays with its pool if that has a caller, unless the budget has not changed
+// hands for a moment.
+//
+// Some permits are kept: for pools with Config.Control as many as are reserved, and one for
+// each pool with Config.Keeps. Other pools have no connection in use on them: see allows.
 type Budget struct {
 	killer *killer // nil if nobody kills what was abandoned; set before the first connection
 
 	max      int
 	reserved int // permits for pools with Config.Control
+	keeping  int // pools with Config.Keeps, also if they are not made yet
 	blockMax int // how many connections may wait in the server at a time
 
 	mu       sync.Mutex // guards what follows, and the fields of the pools that say so
@@ -39,9 +43,12 @@ const share = 2
 const turnover = 10 * time.Millisecond
 
 // NewBudget returns a budget of max connections, of which reserved are for pools with
-// Config.Control only.
-func NewBudget(maxConns, reserved int) *Budget {
-	return &Budget{max: maxConns, reserved: reserved, blockMax: max(1, (maxConns-reserved)*3/4)}
+// Config.Control only, and one for each of keeping pools with Config.Keeps.
+func NewBudget(maxConns, reserved, keeping int) *Budget {
+	usable := maxConns - reserved - keeping
+	// A caller that holds a lock and a connection may wait, too, for one that holds a lock and needs a
+	// connection: so two are left, if there are so many.
+	return &Budget{max: maxConns, reserved: reserved, keeping: keeping, blockMax: max(1, min(usable*3/4, usable-2))}
 }
 
 // Max is the most connections.
@@ -61,6 +68,7 @@ const (
 type As struct {
 	Urgent   bool          // others wait for what it holds: it goes first
 	Waits    bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
+	Beside   bool          // it has a connection of database/sql, which bounds how many there are of its kind: Config.Max does not
 	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
 	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
@@ -78,6 +86,7 @@ func (as As) rank() rank {
 // asker is a caller that queues for a connection.
 type asker struct {
 	rank       rank
+	beside     bool // see As
 	arrival    uint64
 	start      time.Time
 	ready      bool       // there was an idle connection when it came
@@ -96,6 +105,7 @@ type turn struct {
 type askers struct {
 	first, last *asker
 	n           int
+	beside      int // of them are As.Beside
 }
 
 func (l *askers) push(a *asker) {
@@ -105,7 +115,31 @@ func (l *askers) push(a *asker) {
 		l.first = a
 	}
 	l.last = a
-	l.n++
+	l.count(a, 1)
+}
+
+func (l *askers) count(a *asker, n int) {
+	l.n += n
+	if a.beside {
+		l.beside += n
+	}
+}
+
+// next returns the first caller of rank r that Config.Max allows a connection; nil if there is none. The caller holds the
+// budget's mutex.
+func (p *Pool) next(r rank) *asker {
+	queue := &p.queue[r]
+	if p.mayHave(false) {
+		return queue.first
+	}
+	if queue.beside == 0 {
+		return nil
+	}
+	a := queue.first
+	for !a.beside {
+		a = a.next
+	}
+	return a
 }
 
 func (l *askers) remove(a *asker) {
@@ -120,7 +154,7 @@ func (l *askers) remove(a *asker) {
 		l.last = a.prev
 	}
 	a.prev, a.next, a.queued = nil, nil, false
-	l.n--
+	l.count(a, -1)
 }
 
 // serve gives what there is to those who queue. The caller holds b.mu.
@@ -142,7 +176,7 @@ func (b *Budget) serveNext(from, to rank) bool {
 		var of *Pool
 		for _, p := range b.pools {
 			for r := from; r <= to; r++ {
-				if a := p.queue[r].first; a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
+				if a := p.next(r); a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
 					next, of = a, p
 				}
 			}
@@ -160,16 +194,13 @@ func (b *Budget) serveNext(from, to rank) bool {
 // serve serves a caller that queues, or is about to. The caller holds b.mu.
 func (p *Pool) serve(a *asker) bool {
 	b := p.budget
-	if p.closed || a.rank == blocking && b.blocked >= b.blockMax {
+	if p.closed || !b.allows(p, a.rank) {
 		return false
 	}
 	if len(p.idle) > 0 {
 		p.leave(a)
 		a.got <- p.lastIdle()
 		return true
-	}
-	if p.open >= p.cfg.Max {
-		return false
 	}
 	if b.room(p) {
 		p.take()
@@ -191,9 +222,19 @@ func (p *Pool) serve(a *asker) bool {
 	return true
 }
 
+// limited counts the permits that Config.Max limits. The caller holds the budget's mutex.
+func (p *Pool) limited() int { return p.open - len(p.idle) - p.beside }
+
+// mayHave reports whether Config.Max allows one more connection in use, for a caller that is beside or
+// not. The caller holds the budget's mutex.
+func (p *Pool) mayHave(beside bool) bool { return beside || p.limited() < p.cfg.Max }
+
 // leave takes a caller that is served out of the queue.
 func (p *Pool) leave(a *asker) {
 	now := time.Now()
+	if a.beside {
+		p.beside++
+	}
 	p.served[a.rank] = turn{a.arrival, now}
 	if a.queued {
 		p.queue[a.rank].remove(a)
@@ -207,42 +248,66 @@ func (p *Pool) leave(a *asker) {
 		p.budget.inARow++
 		return
 	case blocking:
-		p.budget.blocked++
+		p.block()
 	}
 	p.budget.inARow = 0
 }
 
-// room reports whether p may take another permit. The caller holds b.mu.
-func (b *Budget) room(p *Pool) bool {
-	kept := 0 // permits that others are to have
-	for _, other := range b.pools {
-		if other != p && other.keeps && other.open == 0 {
-			kept++
+// kept counts the connections in use, those of them in pools with Config.Control, and the permits
+// that are kept for pools which do not use them now. The caller holds b.mu.
+func (b *Budget) kept() (inUse, controls, kept int) {
+	inUse, controls, kept = b.open, b.controls, b.keeping
+	for _, p := range b.pools {
+		inUse -= len(p.idle)
+		switch {
+		case p.cfg.Control:
+			controls -= len(p.idle)
+		case p.keeps && p.uses():
+			kept--
 		}
 	}
-	if p.cfg.Control {
-		return b.open+kept < b.max
+	return inUse, controls, kept + max(0, b.reserved-controls)
+}
+
+// uses reports whether the pool uses the permit that is kept for it: it has a connection in use
+// that does not wait in the server. The user of such a one may wait for another that needs the
+// permit. The caller holds the budget's mutex.
+func (p *Pool) uses() bool { return p.open-len(p.idle) > p.blocked }
+
+// allows reports whether p may have one more connection in use, for a caller of rank r. The
+// caller holds b.mu.
+func (b *Budget) allows(p *Pool, r rank) bool {
+	if r == blocking && b.blocked >= b.blockMax {
+		return false
 	}
-	return b.open+kept < b.max && b.open-b.controls+kept < b.max-b.reserved
+	inUse, controls, kept := b.kept()
+	if p.cfg.Control && controls < b.reserved || p.keeps && !p.uses() && r != blocking {
+		kept-- // for this caller
+	}
+	return inUse+kept < b.max
+}
+
+// room reports whether p may open a connection beside all that are open. Reserved permits have no
+// idle connections of others on them: what is to be killed cannot wait until one has ended. The
+// caller holds b.mu.
+func (b *Budget) room(p *Pool) bool {
+	return b.open < b.max && (p.cfg.Control || b.open-b.controls < b.max-b.reserved)
 }
 
 // Shortage tells why a caller finds no permit: how many connections are in use, how many
-// of these wait in the server, and how many permits nobody uses that are not for every pool.
+// of these wait in the server, and how many permits are not for every pool: those that are
+// reserved, in use or not, and those that are kept for pools which do not use them now.
 func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	controls := 0
-	for _, p := range b.pools {
-		switch {
-		case p.cfg.Control:
-			controls += p.open - len(p.idle)
-		case p.keeps && p.open == len(p.idle):
-			reserved++ // also if its connection is open
-		default:
-			inUse += p.open - len(p.idle)
-		}
-	}
-	return inUse + max(0, controls-b.reserved), b.blocked, reserved + b.reserved
+	return b.shortage()
+}
+
+// shortage is Shortage. The caller holds b.mu.
+func (b *Budget) shortage() (inUse, blocked, reserved int) {
+	inUse, controls, kept := b.kept()
+	controls = min(controls, b.reserved)
+	return inUse - controls, b.blocked, kept + controls
 }
 
 // victim takes the connection out of another pool that has been idle for the longest
@@ -251,7 +316,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	var of *Pool
 	for _, other := range b.pools {
 		switch {
-		case other == p || len(other.idle) == 0 || other.keeps && other.open == 1:
+		case other == p || len(other.idle) == 0 || other.keeps && len(other.idle) == 1 && !other.uses():
 		case other.cfg.Control && !p.cfg.Control && b.controls <= b.reserved: // its permit is not for p
 		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
 		case of == nil || other.idle[0].since.Before(of.idle[0].since):
@@ -276,12 +341,23 @@ func (p *Pool) wanted() bool {
 		p.queue[blocking].n > 0 && p.budget.blocked < p.budget.blockMax
 }
 
+// block and unblock count a connection whose user waits in the server. The caller holds the
+// budget's mutex.
+func (p *Pool) block() {
+	p.blocked++
+	p.budget.blocked++
+}
+
+func (p *Pool) unblock() {
+	p.blocked--
+	p.budget.blocked--
+}
+
 // take and drop count a permit of the budget that p has. The caller holds the budget's
 // mutex.
 func (p *Pool) take() {
 	p.open++
 	p.budget.open++
-	p.keeps = p.cfg.Keeps
 	if p.cfg.Control {
 		p.budget.controls++
 	}
@@ -293,7 +369,19 @@ func (p *Pool) drop() {
 	if p.cfg.Control {
 		p.budget.controls--
 	}
-	if p.closed && p.open == 0 && p.empty != nil {
+	p.emptied()
+}
+
+// alone counts a permit less that is beside.
+func (p *Pool) alone() {
+	p.beside--
+	p.emptied()
+}
+
+// emptied tells who waits for that if the pool is closed, and has nothing but connections that are beside
+// those of database/sql, which closes when it has done with them. The caller holds the budget's mutex.
+func (p *Pool) emptied() {
+	if p.closed && p.open == p.beside && p.empty != nil {
 		close(p.empty)
 		p.empty = nil
 	}

@@ -50,7 +50,7 @@ func (c *servedConn) Close() error {
 
 // budgeted returns pools that share a budget; the first has the reserved places.
 func (s *served) budgeted(t *testing.T, maxConns, reserved, n int) []*Pool {
-	b := NewBudget(maxConns, reserved)
+	b := NewBudget(maxConns, reserved, 0)
 	pools := make([]*Pool, n)
 	for i := range pools {
 		var err error
@@ -110,6 +110,39 @@ func TestBudgetMakesRoom(t *testing.T) {
 		t.Error("a pool is not ready although another one has an idle connection")
 	}
 	d.Release()
+}
+
+// TestMaxLimitsNobodyBeside: a caller that has a connection of database/sql gets another one while all are in use that
+// Config.Max allows, also if others queue, whom it does not keep from theirs.
+func TestMaxLimitsNobodyBeside(t *testing.T) {
+	for name, budget := range map[string]*Budget{"": nil, "budget": NewBudget(8, 1, 0)} {
+		t.Run(name, func(t *testing.T) {
+			p, err := New(Config{Connect: new(served).connect, Max: 1, Budget: budget, Bare: true})
+			dbtest.OK(t, err)
+			t.Cleanup(p.Close)
+			first := acquired(t, p)
+			next := queue(t, As{}, p)
+			var beside []*Conn
+			for range 3 {
+				c, err := p.AcquireAs(dbtest.Within(t, dbtest.Patience), As{Beside: true})
+				dbtest.OK(t, err)
+				beside = append(beside, c)
+			}
+			beside[0].Release()
+			c, err := p.AcquireAs(dbtest.Limited(t), As{Beside: true}) // the idle one
+			dbtest.OK(t, err)
+			beside[0] = c
+			if st := p.Stat(); st.InUse != 4 || st.Beside != 3 || st.Waiting != 1 {
+				t.Errorf("there are %+v", st)
+			}
+			first.Release()
+			(<-next).Release()
+			for _, c := range beside {
+				c.Release()
+			}
+			acquired(t, p).Release()
+		})
+	}
 }
 
 // TestBudgetReserves: the reserved places are there for control, whatever the others
@@ -199,49 +232,89 @@ func TestBudgetShare(t *testing.T) {
 	}
 }
 
-// TestBudgetKeeps: a pool that keeps a permit has it again although its connection was lost while
-// others queue, those that come first and those that others wait for. An idle one is not taken from it.
+// TestBudgetKeeps: a pool that keeps a permit has it from the start, and again although its
+// connection was lost while others queue, those that come first and those that others wait for. An
+// idle one is not taken from it.
 func TestBudgetKeeps(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 4, 1, 2)
-	keeping, err := New(Config{Connect: s.connect, Max: 1, Budget: pools[0].budget, Bare: true, Keeps: true})
+	pools[0].budget.keeping = 1
+	before := []*Conn{acquired(t, pools[1]), acquired(t, pools[1])} // the pool that keeps one is not made yet
+	first, second := queue(t, As{Urgent: true}, pools[1]), queue(t, As{}, pools[1])
+	keeping, err := New(Config{Connect: s.connect, Max: 2, Budget: pools[0].budget, Bare: true, Keeps: true})
 	dbtest.OK(t, err)
 	t.Cleanup(keeping.Close)
-	before := []*Conn{acquired(t, pools[1]), acquired(t, pools[1]), acquired(t, pools[1])} // nothing is kept yet
-	before[0].Destroy()
+	if inUse, _, reserved := pools[0].budget.Shortage(); inUse != 2 || reserved != 2 || !keeping.Ready() {
+		t.Errorf("before its first one: %d in use, %d reserved, ready: %v", inUse, reserved, keeping.Ready())
+	}
 	kept := acquired(t, keeping)
-	first, second := queue(t, As{Urgent: true}, pools[1]), queue(t, As{}, pools[1])
+	if keeping.Ready() {
+		t.Error("it is ready to have more than is kept")
+	}
 	for range 3 {
 		kept.Destroy()
-		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 3-1 })
+		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 2 })
 		acquired(t, pools[0]).Destroy()
-		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 3-1 })
+		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 2 })
 		if n := pools[1].Stat().Waiting; n != 2 {
 			t.Fatalf("%d others queue: one has the permit that is kept", n)
 		}
 		kept = acquired(t, keeping)
 	}
-	if inUse, _, reserved := pools[0].budget.Shortage(); inUse+reserved != 4 || reserved != 1 {
+	if inUse, _, reserved := pools[0].budget.Shortage(); inUse != 3 || reserved != 1 {
 		t.Errorf("%d in use, %d reserved", inUse, reserved)
 	}
 	kept.Release()
-	if inUse, _, reserved := pools[0].budget.Shortage(); inUse+reserved != 4 || reserved != 2 {
+	if inUse, _, reserved := pools[0].budget.Shortage(); inUse != 2 || reserved != 2 {
 		t.Errorf("with an idle one that is kept: %d in use, %d reserved", inUse, reserved)
 	}
 	if n := pools[1].Stat().Waiting; n != 2 || pools[1].Ready() {
 		t.Errorf("%d others queue: one has taken the idle connection", n)
 	}
-	before[1].Release()
+	before[0].Release()
 	(<-first).Release()
 	(<-second).Release()
-	before[2].Release()
+	before[1].Release()
+}
+
+// TestBudgetKeepsNotForWaiters: a caller that waits in the server does not use up the permit that
+// is kept for its pool: whoever it waits for may need it. Nor does a pool that keeps none any more.
+func TestBudgetKeepsNotForWaiters(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 4, 0, 1)
+	pools[0].budget.keeping = 1
+	cfg := Config{Connect: s.connect, Max: 3, Budget: pools[0].budget, Bare: true, Keeps: true}
+	keeping, err := New(cfg)
+	dbtest.OK(t, err)
+	t.Cleanup(keeping.Close)
+	waits, err := keeping.AcquireAs(dbtest.Limited(t), As{Waits: true})
+	dbtest.OK(t, err)
+	others := []*Conn{acquired(t, pools[0]), acquired(t, pools[0])}
+	third := queue(t, As{Urgent: true}, pools[0])
+	kept := acquired(t, keeping)
+	waits.Unblocked() // so that it is the one that is kept
+	kept.Release()
+	others = append(others, <-third)
+	waits.Release()
+
+	keeping.Keep(false) // as after a failover: another pool is made in its place
+	now, err := New(cfg)
+	dbtest.OK(t, err)
+	t.Cleanup(now.Close)
+	third = queue(t, As{Urgent: true}, pools[0])
+	acquired(t, now).Release()
+	others[0].Release()
+	others[0] = <-third
+	for _, c := range others {
+		c.Release()
+	}
 }
 
 // TestBudgetBlock: a user of a connection begins to wait in the server only if few do, and gives it
 // back otherwise: a caller that cannot block has it then.
 func TestBudgetBlock(t *testing.T) {
 	s := new(served)
-	pools := s.budgeted(t, 4, 0, 1)
+	pools := s.budgeted(t, 5, 0, 1)
 	var conns []*Conn
 	for range 4 {
 		conns = append(conns, acquired(t, pools[0]))
@@ -274,11 +347,35 @@ func TestBudgetBlock(t *testing.T) {
 	}
 }
 
+// TestBudgetBlockHolding: a user that holds a lock may wait however many do, and fewer wait then that
+// hold none.
+func TestBudgetBlockHolding(t *testing.T) {
+	s := new(served)
+	pools := s.budgeted(t, 5, 0, 1)
+	var conns []*Conn
+	for range 5 {
+		conns = append(conns, acquired(t, pools[0]))
+	}
+	conns[0].BlockHolding()
+	if !conns[1].Block() || !conns[2].Block() || conns[3].Block() {
+		t.Error("three may wait, the one that holds a lock included")
+	}
+	conns[3].BlockHolding()
+	conns[0].Unblocked()
+	if conns[4].Block() {
+		t.Error("three wait, and one more may")
+	}
+	for _, c := range conns {
+		c.Release()
+	}
+	dbtest.Equal(t, "%d still count as waiting", pools[0].budget.blocked, 0)
+}
+
 // TestBudgetBlocking: callers that may wait in the server leave places to the others, and
 // count no more once they have their lock.
 func TestBudgetBlocking(t *testing.T) {
 	s := new(served)
-	pools := s.budgeted(t, 4, 0, 1)
+	pools := s.budgeted(t, 5, 0, 1)
 	blocks := As{Waits: true}
 	var conns []*Conn
 	for range 3 {
@@ -374,17 +471,23 @@ func TestBudgetSlowConnect(t *testing.T) {
 	}
 }
 
-// TestBudgetLifetime: a connection is closed at its age, and after it was idle for long.
-func TestBudgetLifetime(t *testing.T) {
+// TestCloseOldest: of the idle connections the one that was opened first is closed, whichever was
+// used last.
+func TestCloseOldest(t *testing.T) {
 	s := new(served)
-	for _, cfg := range []Config{{Idle: 20 * time.Millisecond}, {Lifetime: 20 * time.Millisecond}} {
-		cfg.Connect, cfg.Max, cfg.Bare = s.connect, 1, true
-		p, err := New(cfg)
-		dbtest.OK(t, err)
-		acquired(t, p).Release()
-		dbtest.Soon(t, "it is closed", func() bool { return s.open.Load() == 0 })
-		p.Close()
+	p := s.budgeted(t, 4, 0, 1)[0]
+	p.CloseOldest() // there is none
+	first, second, third := acquired(t, p), acquired(t, p), acquired(t, p)
+	second.Release()
+	third.Release()
+	first.Release()
+	for _, want := range []*Conn{first, second, third} {
+		p.CloseOldest()
+		if !want.Conn.(*servedConn).closed.Load() {
+			dbtest.Soon(t, "the oldest one is closed", want.Conn.(*servedConn).closed.Load)
+		}
 	}
+	dbtest.Equal(t, "%d are idle", p.Stat().Idle, 0)
 }
 
 // TestBudgetStorm: whatever callers do, there are never more connections than the budget
@@ -465,7 +568,7 @@ func TestBudgetOfAFullServer(t *testing.T) {
 		dbtest.Want(t, err, full)
 		alone.Close()
 		asked.Store(0)
-		cfg.Budget = NewBudget(4, 1)
+		cfg.Budget = NewBudget(4, 1, 0)
 		p := newPool(cfg)
 		_, err = p.Acquire(dbtest.Limited(t))
 		dbtest.Want(t, err, errRefused)
@@ -516,7 +619,7 @@ func TestBudgetStuck(t *testing.T) {
 			turns.Release()
 			turns = <-next
 		}
-		dbtest.Want(t, <-ends, ErrStuck)
+		dbtest.Want(t, <-ends, lockerr.ErrExhausted)
 		turns.Release()
 		held.Release()
 		acquired(t, pools[1]).Release()
@@ -531,5 +634,5 @@ func TestBudgetNotOpened(t *testing.T) {
 	defer close(opened)
 	s := &served{slow: func() { <-opened }}
 	_, err := s.budgeted(t, 1, 0, 1)[0].AcquireAs(t.Context(), As{Patience: time.Millisecond})
-	dbtest.Want(t, err, ErrNotOpened)
+	dbtest.Want(t, err, lockerr.ErrNoAnswer)
 }

@@ -31,11 +31,14 @@ type Conn struct {
 	tainted  bool                 // has session state that must not reach the next user; guarded by the turn
 	prepared map[string]*prepared // by their texts; guarded by the turn
 	opened   time.Time            // when it was opened, or adopted
+	trip     time.Duration        // how long the statement took that identified it
+	several  bool                 // it takes several statements in a text
 	State    any                  // what its user keeps with it, from one Acquire to the next; guarded by the turn
 	ends     *sockets             // of a pooled one
 	contact  atomic.Int64         // when the server last answered, or was sent what it has answered, since epoch
 	since    time.Time            // when it was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
 	blocks   atomic.Bool          // its caller may be waiting in the server, and is counted for that
+	beside   bool                 // its caller has asked for it with As.Beside; guarded by the turn
 }
 
 var epoch = time.Now() // carries the monotonic clock
@@ -71,7 +74,7 @@ func (c *Conn) AwaitTurn(ctx context.Context) error {
 	case c.turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return server.EndOf(ctx)
 	}
 }
 
@@ -105,41 +108,37 @@ func (c *Conn) Silence() time.Duration {
 // Taint marks the connection: Release closes it instead of pooling it.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id of the connection, and asks for it the first time, with AnswerTime
-// for the answer. The statement reads no table, so it opens no snapshot in a transaction.
-func (c *Conn) ID(ctx context.Context) (uint64, error) {
-	if c.id != 0 {
-		return c.id, nil
+// ID returns the server's id of the connection, and asks for it as Identify does if it is not
+// known.
+func (c *Conn) ID(ctx context.Context) (id uint64, err error) {
+	if c.id == 0 {
+		err = c.Identify(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
-	defer cancel()
-	rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Untimed+"CONNECTION_ID() LIMIT 1")
-	if err != nil {
-		return 0, err
-	}
-	if len(rows) != 1 {
-		return 0, errors.New("mysqllock: no answer to CONNECTION_ID()")
-	}
-	return c.id, c.SetID(rows[0][0])
+	return c.id, err
 }
 
-// Identify sees to it that KillConnection finds the connection, also if it is an adopted
-// one: it asks for the id and the server the first time, with AnswerTime for the answer. The
-// caller has the turn.
+// Identify sees to it that KillConnection and KillAdopted find the connection: it asks for the id
+// and the server the first time, with AnswerTime for the answer. The statement reads no table, so it
+// opens no snapshot in a transaction. The caller has the turn.
 func (c *Conn) Identify(ctx context.Context) error {
-	if c.id != 0 && c.node != "" {
+	if c.identified() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
+	ctx, cancel := server.Within(ctx, AnswerTime)
 	defer cancel()
 	_, err := c.identify(ctx, "")
 	return err
 }
 
-// SetID notes the id that another statement has returned.
-func (c *Conn) SetID(text string) (err error) {
-	if c.id, err = strconv.ParseUint(text, 10, 64); err != nil {
+// SetID notes the id that another statement has returned. With another id than before the
+// connection may lead to another server.
+func (c *Conn) SetID(text string) error {
+	id, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
 		return fmt.Errorf("mysqllock: CONNECTION_ID() is %q", text)
+	}
+	if id != c.id {
+		c.id, c.node = id, ""
 	}
 	return nil
 }
@@ -159,28 +158,27 @@ func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error
 	if ask != "" {
 		text += ", " + ask
 	}
+	sent := time.Now()
 	rows, err := server.Query(ctx, c.Conn, text+" LIMIT 1") // which overrides sql_select_limit
 	if err != nil {
 		return found, err
 	}
+	c.trip = time.Since(sent)
 	if len(rows) != 1 || len(rows[0]) < 4 {
 		return found, errors.New("mysqllock: unexpected result when reading the settings of a connection")
 	}
 	if len(rows[0]) > 4 {
 		found.Asked = rows[0][4]
 	}
-	c.node = rows[0][1]
 	found.Autocommit, found.CompletionType = rows[0][2] == "1" || rows[0][2] == "ON", rows[0][3]
-	return found, c.SetID(rows[0][0])
+	if err = c.SetID(rows[0][0]); err == nil {
+		c.node = rows[0][1]
+	}
+	return found, err
 }
 
-// Moved forgets the id of an adopted connection: a proxy may have moved it to another
-// connection of the server. A pooled one is pinned.
-func (c *Conn) Moved() {
-	if c.adopted {
-		c.id, c.node = 0, ""
-	}
-}
+// Node is which server the connection leads to, as [server.Node] says; "" if it is not known yet.
+func (c *Conn) Node() string { return c.node }
 
 // KnownID is ID without a statement: 0 if the id is not known yet.
 func (c *Conn) KnownID() uint64 { return c.id }
@@ -230,6 +228,7 @@ func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error
 		return nil, ErrUnprepared
 	}
 	stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
+	err = server.Unanswered(ctx, err)
 	switch {
 	case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
 		return nil, err
@@ -321,7 +320,7 @@ func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
 func (c *Conn) Ping(ctx context.Context) (err error) {
 	defer basedriver.Catch(c.Conn, &err)
 	if p, ok := c.Conn.(driver.Pinger); ok {
-		err = p.Ping(ctx)
+		err = server.Unanswered(ctx, p.Ping(ctx))
 	} else {
 		err = server.Exec(ctx, c.Conn, "DO 1")
 	}
@@ -331,20 +330,26 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	return err
 }
 
-// Block says that the connection's user is about to wait in the server, until [Conn.Unblocked].
-// It is false if enough connections wait there: then the user has to release this one, and to
+// Block says that the connection's user is about to wait for a lock, until [Conn.Unblocked].
+// It is false if the users of enough connections do: then the user has to release this one, and to
 // ask for another, with [As.Waits].
-func (c *Conn) Block() bool {
+func (c *Conn) Block() bool { return c.block(false) }
+
+// BlockHolding is Block for a user that holds a lock on the connection: it waits however many do,
+// and counts, so that fewer callers wait that hold nothing.
+func (c *Conn) BlockHolding() { c.block(true) }
+
+func (c *Conn) block(holds bool) bool {
 	if c.pool == nil || c.blocks.Load() {
 		return true
 	}
 	b := c.pool.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.blocked >= b.blockMax {
+	if b.blocked >= b.blockMax && !holds {
 		return false
 	}
-	b.blocked++
+	c.pool.block()
 	c.blocks.Store(true)
 	return true
 }
@@ -357,7 +362,8 @@ func (c *Conn) Unblocked() {
 	b := c.pool.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.unblock(true)
+	c.pool.unblock()
+	b.serve()
 }
 
 // Wanted reports whether somebody queues for a connection of the pool, or of its budget.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/purpose"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -109,7 +110,7 @@ func (k *KeepAlive) ping(ctx context.Context, c *Conn) {
 	}
 	err := k.Overdue(c)
 	if err == nil {
-		pctx, cancel := context.WithTimeout(purpose.For(ctx, purpose.Renew), k.ttl/3)
+		pctx, cancel := server.Within(purpose.For(ctx, purpose.Renew), k.ttl/3)
 		err = c.Ping(pctx)
 		cancel()
 	}

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"database/sql/driver"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -60,26 +62,30 @@ func NewMark() string {
 
 // KillConnection ends the connection of c. Another server, or the same one after a restart,
 // may have given its id to another connection. So the server must be the one that c leads to,
-// and up for as long as c.
+// and up for as long as c. If it is not known which one that is, nothing is ended.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
-	if c.id == 0 {
+	if !c.identified() {
 		return nil
 	}
-	_, err := p.EndConnection(ctx, c.id, onNode(c.node)+" AND "+server.Up(time.Since(c.opened)))
+	_, err := p.EndConnection(ctx, c.id, c.here())
 	return err
 }
 
-// KillAdopted is KillConnection for an adopted connection, of which at most the id is
-// known; without an id it does nothing. The server must be the one with this node, the value of
-// [server.Node]; and KillAdopted ends only a running statement of the same account and machine.
-func (p *Pool) KillAdopted(ctx context.Context, c *Conn, node string) error {
-	if c.id == 0 {
+// KillAdopted is KillConnection for an adopted connection, which a proxy may have led elsewhere
+// since: it ends only a running statement of the same account and machine.
+func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
+	if !c.identified() {
 		return nil
 	}
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s AND %s",
-		c.id, fromHere("TRUE"), server.Up(time.Since(c.opened)), onNode(node))))
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, fromHere("TRUE"), c.here())))
 	return err
 }
+
+// identified reports whether it is known what the connection is to which server.
+func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
+
+// here is the condition that the server is the one that c leads to, and was not restarted since.
+func (c *Conn) here() string { return onNode(c.node) + " AND " + server.Up(time.Since(c.opened)) }
 
 func onNode(node string) string { return server.Node + " = " + schema.Literal(node) }
 
@@ -104,12 +110,15 @@ func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (
 	return !sent && err == nil, err
 }
 
-// KillSilent closes the connection that has the named lock, if it has run nothing for at
-// least silence. It sees connections of its own node only, and without the privilege
-// PROCESS of its own account only.
-func (p *Pool) KillSilent(ctx context.Context, lock string, silence time.Duration) error {
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d",
-		lock, int(silence/time.Second))))
+// KillSilent closes the connection that has the named lock on the server that seen leads to, if it
+// has run nothing for at least silence. It sees connections of its own node only, and without the
+// privilege PROCESS of its own account only.
+func (p *Pool) KillSilent(ctx context.Context, seen *Conn, lock string, silence time.Duration) error {
+	if !seen.identified() {
+		return nil
+	}
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d AND %s",
+		lock, int(silence/time.Second), seen.here())))
 	return err
 }
 
@@ -118,16 +127,27 @@ func listed(condition string) string {
 	return "SELECT ID FROM " + server.Connections + " WHERE " + condition + " AND ID <> CONNECTION_ID()"
 }
 
-// kill sends a KILL to the connections whose ids the query ids returns, if any.
+// kill sends a KILL to the connections whose ids the query ids returns, if any. What has cut off the connection that is
+// to be killed may have cut off the idle ones from which to do so.
 func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	ctx = purpose.For(ctx, purpose.Kill)
-	c, err := p.Acquire(ctx)
-	if err != nil {
-		return false, err
+	for tries := 1; ; tries++ {
+		c, err := p.Acquire(ctx)
+		if err != nil {
+			return false, err
+		}
+		if sent, err = c.kill(ctx, verb, ids); server.Broken(err) {
+			c.Taint() // its driver may not know
+		}
+		c.Release()
+		if !errors.Is(err, driver.ErrBadConn) || sent || tries > controlTries {
+			return sent, err
+		}
 	}
-	defer c.Release()
-	return c.kill(ctx, verb, ids)
 }
+
+// controlTries is how often a statement that was not sent is tried again: as many connections may be idle.
+const controlTries = 4
 
 // killPause is between two KILLs. In MariaDB, a KILL that meets a statement in SLEEP while another
 // one is waking up takes 2 seconds, in which every SLEEP of the server stands still.
@@ -215,11 +235,12 @@ func (k *killer) run() {
 // killsTime is how long a server may take to end what has gathered, and Close to wait for that.
 const killsTime = 3 * time.Second
 
-// kill kills the connections of gathered. An id may be one that a proxy has made up, and on the
-// server that of somebody else. So the server must see the connection come from the port that it
-// has here, and the control connection, too.
+// kill kills the connections of gathered. An id may be one that a proxy has made up, or of another
+// server, and on this one that of somebody else. So the connection must lead to the address that
+// the control connection leads to, and the server must see each of the two come from the port that
+// it has here.
 func (k *killer) kill(gathered []*socket) {
-	ctx, cancel := context.WithTimeout(purpose.For(k.pool.ctx, purpose.Kill), killsTime)
+	ctx, cancel := server.Within(purpose.For(k.pool.ctx, purpose.Kill), killsTime)
 	defer cancel()
 	c, err := k.pool.Acquire(ctx)
 	if err != nil {
@@ -230,9 +251,14 @@ func (k *killer) kill(gathered []*socket) {
 	if own == nil {
 		return
 	}
-	these := make([]string, len(gathered))
-	for i, s := range gathered {
-		these[i] = fmt.Sprintf("(%d, '%s')", s.id.Load(), s.port())
+	var these []string
+	for _, s := range gathered {
+		if s.RemoteAddr().String() == own.RemoteAddr().String() {
+			these = append(these, fmt.Sprintf("(%d, '%s')", s.id.Load(), s.port()))
+		}
+	}
+	if len(these) == 0 {
+		return
 	}
 	_, _ = c.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("(ID, %s) IN (%s) AND %s",
 		port, strings.Join(these, ", "), fromHere(port+" = '"+own.port()+"'"))))

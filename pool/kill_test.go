@@ -19,9 +19,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
 
-// TestKillAdopted: of an adopted connection only the id is known, which another server,
-// or one that was started again, gives to others.
-func TestKillAdopted(t *testing.T) {
+// TestNoKillMeetsTheConnectionOfAnotherServer: another server, or one that was started again, gives the id of a connection to
+// others, which no KILL must meet.
+func TestNoKillMeetsTheConnectionOfAnotherServer(t *testing.T) {
 	t.Parallel()
 	for _, bin := range tempserver.Require(t) {
 		t.Run(bin.Name, func(t *testing.T) {
@@ -51,13 +51,7 @@ func TestKillAdopted(t *testing.T) {
 			}
 			// kill reports whether a connection was ended that runs a statement. is
 			// changes what is known of it.
-			node := func(c *Conn) string {
-				rows, err := server.Query(ctx, c.Conn, "SELECT "+server.Node)
-				dbtest.OK(t, err)
-				return rows[0][0]
-			}
-			here := node(open())
-			kill := func(node string, lasts int, is func(c *Conn)) (ended bool) {
+			kill := func(lasts int, is func(c *Conn)) (ended bool) {
 				c := open()
 				is(c)
 				done := make(chan error, 1)
@@ -70,21 +64,35 @@ func TestKillAdopted(t *testing.T) {
 					dbtest.OK(t, err)
 					running = rows[0][0] == "1"
 				}
-				dbtest.OK(t, control.KillAdopted(ctx, c, node))
+				dbtest.OK(t, control.KillAdopted(ctx, c))
 				return <-done != nil
 			}
-			if !kill(here, 50, func(*Conn) {}) {
+			elsewhere, unknown := func(c *Conn) { c.node += "1" }, func(c *Conn) { c.node = "" }
+			if !kill(50, func(*Conn) {}) {
 				t.Error("a busy one was not ended")
 			}
-			if kill(here+"1", 2, func(*Conn) {}) {
+			if kill(2, elsewhere) {
 				t.Error("one of another server was ended")
 			}
-			if kill(here, 2, func(c *Conn) { c.opened = time.Now().Add(-1000 * time.Hour) }) {
+			if kill(2, unknown) {
+				t.Error("one of an unknown server was ended")
+			}
+			if kill(2, func(c *Conn) { c.opened = time.Now().Add(-1000 * time.Hour) }) {
 				t.Error("one of a server that has been up for less long was ended")
 			}
 			idle := open()
-			dbtest.OK(t, control.KillAdopted(ctx, idle, here))
+			dbtest.OK(t, control.KillAdopted(ctx, idle))
 			dbtest.OK(t, server.Exec(ctx, idle.Conn, "DO 1"))
+			_, err = server.Query(ctx, idle.Conn, "SELECT GET_LOCK('silent', 0)")
+			dbtest.OK(t, err)
+			for _, is := range []func(*Conn){elsewhere, unknown} {
+				seen := Adopt(idle.Conn)
+				seen.id, seen.node = idle.id, idle.node
+				is(seen)
+				dbtest.OK(t, control.KillConnection(ctx, seen))
+				dbtest.OK(t, control.KillSilent(ctx, seen, "silent", 0))
+				dbtest.OK(t, server.Exec(ctx, idle.Conn, "DO 1"))
+			}
 
 			name := "stranger_" + NewMark()[:12]
 			dbtest.OK(t, server.Exec(ctx, idle.Conn, "CREATE USER "+name+"@'%' IDENTIFIED BY 'secret'"))
@@ -101,7 +109,7 @@ func TestKillAdopted(t *testing.T) {
 					dbtest.OK(t, err)
 					waiting = false
 				default:
-					dbtest.OK(t, control.KillAdopted(ctx, stranger, here))
+					dbtest.OK(t, control.KillAdopted(ctx, stranger))
 				}
 			}
 		})
@@ -159,11 +167,10 @@ func TestKillBesideWhatCannotBeListed(t *testing.T) {
 				control, err := New(Config{Connect: d.Connector().Connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
 				dbtest.OK(t, err)
 				t.Cleanup(control.Close)
-				node := d.One(d.Connect(), "SELECT "+server.Node)
 				for what, kill := range map[string]func(c *Conn, mark string){
 					"KillQuery":      func(_ *Conn, mark string) { control.KillQuery(ctx, mark) },
 					"EndQuery":       func(_ *Conn, mark string) { control.EndQuery(ctx, mark) },
-					"KillAdopted":    func(c *Conn, _ string) { dbtest.OK(t, control.KillAdopted(ctx, c, node)) },
+					"KillAdopted":    func(c *Conn, _ string) { dbtest.OK(t, control.KillAdopted(ctx, c)) },
 					"KillConnection": func(c *Conn, _ string) { dbtest.OK(t, control.KillConnection(ctx, c)) },
 				} {
 					c, mark, ended := Adopt(d.Connect()), NewMark(), make(chan struct{})
@@ -184,9 +191,10 @@ func TestKillBesideWhatCannotBeListed(t *testing.T) {
 					}
 				}
 				silent := Adopt(d.Connect())
+				dbtest.OK(t, silent.Identify(ctx))
 				d.One(silent.Conn, "SELECT GET_LOCK('"+d.Name+"', 0)")
 				dbtest.Soon(t, "KillSilent: the connection is ended", func() bool {
-					dbtest.OK(t, control.KillSilent(ctx, d.Name, 0))
+					dbtest.OK(t, control.KillSilent(ctx, silent, d.Name, 0))
 					return d.One(d.Connect(), "SELECT IS_FREE_LOCK('"+d.Name+"')") == "1"
 				})
 			}, opts...)
@@ -200,7 +208,7 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := func(cfg *mysql.Config) { cfg.DialFunc = Dial(new(net.Dialer).DialContext) }
 		cfg := Config{Connect: s.Connector(seen).Connect, Max: 3, Idle: time.Hour, Setup: "DO 1"}
-		budget := NewBudget(4, 1)
+		budget := NewBudget(4, 1, 0)
 		t.Cleanup(budget.KillAbandoned(cfg))
 		p := s.pool(func(of *Config) { of.Connect, of.Budget = cfg.Connect, budget })
 		one, other := s.acquire(p), s.acquire(p)
@@ -220,9 +228,15 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 		if !alive(one) || !alive(other) {
 			t.Error("a connection with another port was killed")
 		}
+		made = &socket{Conn: leadsElsewhere{one.ends.last.Conn}}
+		made.id.Store(one.ends.last.id.Load())
+		budget.killer.kill([]*socket{made})
+		if !alive(one) {
+			t.Error("a connection was killed for one that leads to another address")
+		}
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		cfg.Connect = s.Connector(seen, func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "tcp", proxy.Addr() }).Connect
-		proxied := NewBudget(4, 1)
+		proxied := NewBudget(4, 1, 0)
 		t.Cleanup(proxied.KillAbandoned(cfg))
 		proxied.killer.kill([]*socket{one.ends.last})
 		if !alive(one) {
@@ -237,3 +251,8 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 		}
 	})
 }
+
+// leadsElsewhere is a socket with the other end of another one.
+type leadsElsewhere struct{ net.Conn }
+
+func (leadsElsewhere) RemoteAddr() net.Addr { return new(net.TCPAddr) }

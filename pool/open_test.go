@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+
+	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // TestHungOpeningIsGivenUp: a server that accepts a connection and never greets keeps no
@@ -22,7 +24,7 @@ func TestHungOpeningIsGivenUp(t *testing.T) {
 				}})
 				defer p.Close()
 				for n := 1; n <= 2; n++ { // the second one needs the place of the first
-					if _, err := p.Acquire(context.Background()); !errors.Is(err, ErrNotOpened) {
+					if _, err := p.Acquire(context.Background()); !errors.Is(err, lockerr.ErrNoAnswer) {
 						t.Fatalf("a hung opening: %v", err)
 					}
 					if opened < n {

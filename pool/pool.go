@@ -16,8 +16,10 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
@@ -28,26 +30,31 @@ import (
 
 // Config says what a Pool holds.
 type Config struct {
-	Connect  func(context.Context) (driver.Conn, error) // opens a connection
-	First    func(context.Context, driver.Conn) error   // is called with each new connection, before anything is sent on it; may refuse it. nil is none
-	Check    func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
-	Ask      func() string                              // returns an SQL expression for Check, or ""; nil is none
-	Setup    string                                     // a statement that runs once on each new connection
-	Instead  func() string                              // returns what runs in place of Setup, or ""; nil is none
-	Max      int                                        // the most connections at a time; at least 1
-	Idle     time.Duration                              // an unused connection is closed after this long
-	Budget   *Budget                                    // nil for a pool that shares no budget
-	Control  bool                                       // the budget's reserved permits are for this pool
-	Keeps    bool                                       // from its first connection on, one of the budget's permits is kept for this pool
-	Bare     bool                                       // for statements of the application: neither set up nor asked for its id. Idle may be 0, for no limit
-	Lifetime time.Duration                              // an older connection is closed instead of used again; 0 is no limit
+	Connect func(context.Context) (driver.Conn, error) // opens a connection
+	First   func(context.Context, driver.Conn) error   // is called with each new connection, before anything is sent on it; may refuse it. nil is none
+	Check   func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
+	Ask     func() string                              // returns an SQL expression for Check, or ""; nil is none
+	Setup   string                                     // a statement that runs once on each new connection
+	Several func(context.Context, *Conn) (bool, error) // is called for each new connection after Check, and says whether [Conn.Send] may send one text; nil is no
+	Splits  bool                                       // the server runs a text with a semicolon as several statements, which the DSN does not ask for
+	Instead func() string                              // returns what runs in place of Setup, or ""; nil is none
+	Max     int                                        // the most connections at a time; at least 1
+	Uses    string                                     // what the connections are for, in errors: "sessions"
+	MaxIs   string                                     // the parameter that Max comes from, in errors; "" for none
+	Idle    time.Duration                              // an unused connection is closed after this long; 0 is no limit
+	Budget  *Budget                                    // nil for a pool that shares no budget
+	Control bool                                       // the budget's reserved permits are for this pool
+	Keeps   bool                                       // one of the budget's permits is kept for this pool: see [Pool.Keep]
+	Bare    bool                                       // for statements of the application: neither set up nor asked for its id
+	ByCalls bool                                       // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
 }
 
 // Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
 // others are current.
 type Stats struct {
-	Max      int           // the limit, lockMaxConns or maxConns
+	Max      int           // the limit, lockMaxConns or maxConns, on those in use that are not Beside
 	InUse    int           // acquired by a caller
+	Beside   int           // of those in use and those being connected: beside a connection of database/sql, for a transaction of BeginTx or for one statement
 	Idle     int           // ready for the next caller
 	Opening  int           // being connected
 	Waiting  int           // callers that wait for one now
@@ -73,6 +80,8 @@ type Pool struct {
 	idle     []*Conn     // the last used at the end
 	open     int         // connections, with those being opened and closed
 	opening  int
+	blocked  int  // connections of callers that wait in the server
+	beside   int  // permits of callers with As.Beside
 	sweeps   bool // its goroutine runs, from the first connection on
 	closed   bool
 	keeps    bool          // a permit is kept for it
@@ -80,6 +89,8 @@ type Pool struct {
 	acquired int64
 	waited   int64
 	waitTime time.Duration
+
+	trip atomic.Int64 // how long a statement to the server and back takes, about, in nanoseconds: see [Conn.Send]
 }
 
 // New returns a pool. It opens no connection before the first Acquire. Close ends its one
@@ -100,9 +111,9 @@ func NewBare(cfg Config) *Pool {
 func newPool(cfg Config) *Pool {
 	bounded := cfg.Budget != nil
 	if !bounded {
-		cfg.Budget = &Budget{max: cfg.Max, blockMax: cfg.Max}
+		cfg.Budget = &Budget{max: math.MaxInt, blockMax: math.MaxInt} // Config.Max limits those that are not Beside
 	}
-	p := &Pool{cfg: cfg, bounded: bounded, budget: cfg.Budget}
+	p := &Pool{cfg: cfg, bounded: bounded, budget: cfg.Budget, keeps: bounded && cfg.Keeps}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.budget.mu.Lock()
 	p.budget.pools = append(p.budget.pools, p)
@@ -144,11 +155,11 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 // openInTime is open within AnswerTime: a server that accepts a connection and never answers
 // must not keep its permit for ever, and the DSN may set no timeout.
 func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
-	own, cancel := context.WithTimeout(ctx, AnswerTime)
+	own, cancel := server.Within(ctx, AnswerTime)
 	defer cancel()
 	c, err := cfg.open(own)
 	if err != nil && own.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w within %v", ErrNotOpened, AnswerTime)
+		err = notOpened(context.Cause(own))
 	}
 	return c, err
 }
@@ -195,6 +206,9 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	if err == nil && cfg.Check != nil {
 		err = cfg.Check(found)
 	}
+	if err == nil && cfg.Several != nil {
+		c.several, err = cfg.Several(ctx, c)
+	}
 	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("setting up a connection for locks: %w", err)
@@ -224,25 +238,64 @@ func (p *Pool) Lend(ctx context.Context) (conn driver.Conn, giveBack func(), err
 	return c.Conn, c.Release, nil
 }
 
-// ErrStuck ends the wait of a caller whose patience is over: all connections are in use, and
-// for so long nobody before it has been given one. They may be held by callers that need one
-// more each.
-var ErrStuck = errors.New("all connections are in use, and none has changed hands")
+// exhausted is the error of a caller that waits no longer for a connection, since all are in use
+// that there may be; ended says why its context has ended, and is nil if its patience is over. They
+// may be held by callers that need one more each. The caller holds the budget's mutex.
+func (p *Pool) exhausted(ended error) error {
+	var err error
+	if b := p.budget; p.bounded && (p.cfg.Bare || p.limited() < p.cfg.Max) {
+		inUse, waiting, reserved := b.shortage()
+		err = fmt.Errorf("none of the %d connections of this handle (maxConns) was free: %d in use, of which %d wait in the server for locks, and %d kept for leases, advisory locks and the driver's own statements; allow more of them, or let units of work need fewer at a time",
+			b.max, inUse, waiting, reserved)
+	} else {
+		err = fmt.Errorf("all %d connections for %s are in use", p.cfg.Max, p.cfg.Uses)
+		if p.cfg.MaxIs != "" {
+			err = fmt.Errorf("%w (%s); allow more of them, or hold locks for less time", err, p.cfg.MaxIs)
+		}
+	}
+	if ended != nil && !errors.As(ended, new(server.Silence)) { // the limit is the driver's own
+		err = fmt.Errorf("%w: %w", err, ended)
+	}
+	return lockerr.With(lockerr.ErrExhausted, err)
+}
 
-// ErrNotOpened ends the wait of a caller whose patience is over while a connection was opened
-// for it.
-var ErrNotOpened = lockerr.With(lockerr.ErrExhausted, errors.New("the server has not opened a connection"))
+// Exhausted returns an error that says which bound keeps a caller from a connection now; nil if none
+// does.
+func (p *Pool) Exhausted() error {
+	if p.Ready() {
+		return nil
+	}
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	return p.exhausted(nil)
+}
 
-// AcquireAs is Acquire for a caller of some kind. When its patience is over, it returns
-// ErrStuck or ErrNotOpened.
-func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// notOpened is the error of a caller for which no connection was opened in time.
+func notOpened(why error) error {
+	if silence := (server.Silence{}); errors.As(why, &silence) {
+		return lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("it has not opened a connection within %v", silence.For.Round(time.Millisecond)))
+	}
+	return lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("it has not opened a connection: %w", why))
+}
+
+// AcquireAs is Acquire for a caller of some kind. If its patience, or ctx, ends the wait, the error
+// matches lockerr.ErrExhausted if all connections are in use, and lockerr.ErrNoAnswer if one was
+// being opened; and the cause of ctx. To callers without a patience a bare pool returns
+// ctx.Err(), as the plain driver does.
+func (p *Pool) AcquireAs(ctx context.Context, as As) (c *Conn, err error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if p.cfg.Bare && as.Patience == 0 {
+		defer func() {
+			if err != nil && ctx.Err() != nil {
+				err = ctx.Err()
+			}
+		}()
 	}
 	r := as.rank()
-	c, err := p.atOnce(r, as.Prefer), error(nil)
-	if c == nil {
-		c, err = p.ask(ctx, r, as.Patience)
+	if c = p.atOnce(as); c == nil {
+		c, err = p.ask(ctx, as)
 	}
 	if c != nil {
 		_ = c.AwaitTurn(context.Background()) // at most a ping of its last user is running
@@ -253,11 +306,12 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 		}
 	}
 	if err == nil && c == nil {
-		c, err = p.connectWithin(ctx, r, as)
+		c, err = p.connectWithin(ctx, as)
 	}
 	if err != nil {
 		return nil, err
 	}
+	c.beside = as.Beside
 	if r == blocking {
 		c.blocks.Store(true)
 	}
@@ -266,15 +320,19 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (*Conn, error) {
 
 // atOnce returns an idle connection, preferred if that is one, if nobody queues; nil
 // otherwise.
-func (p *Pool) atOnce(r rank, preferred *Conn) *Conn {
+func (p *Pool) atOnce(as As) *Conn {
+	r, preferred := as.rank(), as.Prefer
 	b := p.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(p.idle) == 0 || b.queued > 0 || r == blocking && b.blocked >= b.blockMax {
+	if len(p.idle) == 0 || b.queued > 0 || !p.mayHave(as.Beside) || !b.allows(p, r) {
 		return nil
 	}
+	if as.Beside {
+		p.beside++
+	}
 	if r == blocking {
-		b.blocked++
+		p.block()
 	}
 	p.acquired++
 	if at := slices.Index(p.idle, preferred); at >= 0 {
@@ -295,8 +353,8 @@ func (p *Pool) lastIdle() *Conn {
 }
 
 // ask returns an idle connection, or nil for a permit with which to open one.
-func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, error) {
-	b := p.budget
+func (p *Pool) ask(ctx context.Context, as As) (*Conn, error) {
+	b, r, patience := p.budget, as.rank(), as.Patience
 	b.mu.Lock()
 	if p.closed {
 		b.mu.Unlock()
@@ -304,7 +362,7 @@ func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, 
 	}
 	b.arrivals++
 	p.acquired++
-	a := &asker{rank: r, arrival: b.arrivals, start: time.Now(), ready: len(p.idle) > 0, got: make(chan *Conn, 1)}
+	a := &asker{rank: r, beside: as.Beside, arrival: b.arrivals, start: time.Now(), ready: len(p.idle) > 0, got: make(chan *Conn, 1)}
 	p.queue[r].push(a)
 	b.queued++
 	b.serve()
@@ -346,16 +404,26 @@ func (p *Pool) ask(ctx context.Context, r rank, patience time.Duration) (*Conn, 
 		p.acquired--
 		p.waitTime += time.Since(a.start)
 	} else { // served at the same moment
-		b.unblock(r == blocking)
+		if as.Beside {
+			p.alone()
+		}
+		if r == blocking {
+			p.unblock()
+		}
+		b.serve()
 		go p.giveUp(a)
 	}
 	switch {
 	case p.ctx.Err() != nil:
 		return nil, lockerr.ErrClosed
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
+	case ctx.Err() == nil:
+		return nil, p.exhausted(nil)
 	}
-	return nil, ErrStuck
+	cause := context.Cause(ctx)
+	if errors.Is(cause, lockerr.ErrClosed) || errors.Is(cause, lockerr.ErrDeadlock) { // it has not waited for too long
+		return nil, cause
+	}
+	return nil, p.exhausted(cause)
 }
 
 // unmoved is for how long a has queued without moving up: nobody who came before it or goes
@@ -387,37 +455,34 @@ func (p *Pool) giveUp(a *asker) {
 	p.budget.serve()
 }
 
-// unblock counts a connection that no longer waits in the server.
-func (b *Budget) unblock(blocked bool) {
-	if blocked {
-		b.blocked--
-		b.serve()
-	}
-}
-
 // connectWithin is connect for a caller with a patience, if it has one.
-func (p *Pool) connectWithin(ctx context.Context, r rank, as As) (*Conn, error) {
+func (p *Pool) connectWithin(ctx context.Context, as As) (*Conn, error) {
 	if as.Patience == 0 {
-		return p.connect(ctx, r)
+		return p.connect(ctx, as)
 	}
-	own, cancel := context.WithTimeout(ctx, max(as.Patience, AnswerTime))
+	own, cancel := server.Within(ctx, max(as.Patience, AnswerTime))
 	defer cancel()
-	c, err := p.connect(own, r)
-	if err != nil && own.Err() != nil && ctx.Err() == nil && p.ctx.Err() == nil {
-		err = ErrNotOpened
-	}
-	return c, err
+	return p.connect(own, as)
 }
 
 // connect opens a connection with a permit that the caller has. When ctx ends it goes on, for
 // the next caller: otherwise callers in a hurry would open connections over and over.
-func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
+func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 	b := p.budget
+	// uncount takes back what was counted for the caller.
+	uncount := func() {
+		if as.rank() == blocking {
+			p.unblock()
+		}
+		if as.Beside {
+			p.alone()
+		}
+	}
 	b.mu.Lock()
 	p.opening++
-	if every := p.cfg.sweepEvery(); every > 0 && !p.sweeps && !p.closed {
+	if p.cfg.Idle > 0 && !p.sweeps && !p.closed {
 		p.sweeps = true
-		p.swept.Go(func() { p.sweep(every) })
+		p.swept.Go(p.sweep)
 	}
 	b.mu.Unlock()
 	start := time.Now()
@@ -435,7 +500,9 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 		p.opening--
 		switch {
 		case err != nil:
-			b.unblock(r == blocking && !gone)
+			if !gone {
+				uncount()
+			}
 			p.drop()
 			b.serve()
 		case gone:
@@ -446,6 +513,9 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 		default:
 			c.pool = p
 			_ = c.AwaitTurn(context.Background()) // it is free
+		}
+		if err == nil {
+			p.measured(c.trip)
 		}
 		done <- result{c, err}
 		b.mu.Unlock()
@@ -467,48 +537,39 @@ func (p *Pool) connect(ctx context.Context, r rank) (*Conn, error) {
 	case res := <-done: // at the same moment
 		b.mu.Unlock()
 		if res.err == nil {
-			res.c.blocks.Store(r == blocking)
+			res.c.blocks.Store(as.rank() == blocking)
+			res.c.beside = as.Beside
 			res.c.Release()
 		}
 	default:
 		gone = true
-		b.unblock(r == blocking)
+		uncount()
+		b.serve()
 		b.mu.Unlock()
 	}
-	switch {
-	case p.ctx.Err() != nil:
+	if p.ctx.Err() != nil {
 		return nil, lockerr.ErrClosed
-	case p.cfg.Bare: // as the plain driver says it
-		return nil, ctx.Err()
 	}
-	return nil, fmt.Errorf("%w before its caller gave up: %w", ErrNotOpened, ctx.Err())
+	cause := context.Cause(ctx)
+	if errors.Is(cause, lockerr.ErrClosed) || errors.Is(cause, lockerr.ErrDeadlock) {
+		return nil, cause
+	}
+	return nil, notOpened(cause)
 }
 
 // usable reports whether an idle connection can be used.
 func (p *Pool) usable(ctx context.Context, c *Conn) bool {
 	if p.cfg.Bare { // as database/sql does
-		return !p.expired(c) && !errors.Is(basedriver.Reset(ctx, c.Conn), driver.ErrBadConn) && c.Valid()
+		return !errors.Is(basedriver.Reset(ctx, c.Conn), driver.ErrBadConn) && c.Valid()
 	}
-	return c.Silence() < p.cfg.Idle && !p.cfg.old(c) && c.Fresh(ctx)
-}
-
-// expired reports whether an idle bare connection is to be closed.
-func (p *Pool) expired(c *Conn) bool {
-	return p.cfg.Idle > 0 && time.Since(c.since) >= p.cfg.Idle || p.cfg.old(c)
-}
-
-// old reports whether a connection has reached its age.
-func (cfg Config) old(c *Conn) bool {
-	return cfg.Lifetime > 0 && time.Since(c.opened) >= cfg.Lifetime
+	return c.Silence() < p.cfg.Idle && c.Fresh(ctx)
 }
 
 // put puts a connection back that can be used again, or closes it if the pool is closed.
 func (p *Pool) put(c *Conn) {
 	b := p.budget
 	b.mu.Lock()
-	if c.blocks.Swap(false) {
-		b.blocked--
-	}
+	p.unused(c)
 	if p.closed {
 		b.mu.Unlock()
 		p.discard(c)
@@ -527,12 +588,21 @@ func (p *Pool) discard(c *Conn) {
 		b := p.budget
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if c.blocks.Swap(false) {
-			b.blocked--
-		}
+		p.unused(c)
 		p.drop()
 		b.serve()
 	}()
+}
+
+// unused takes back what c was counted for while it was in use. The caller holds the budget's mutex.
+func (p *Pool) unused(c *Conn) {
+	if c.blocks.Swap(false) {
+		p.unblock()
+	}
+	if c.beside {
+		c.beside = false
+		p.alone()
+	}
 }
 
 // Ready reports whether the next Acquire need not wait for another caller to release a
@@ -541,18 +611,20 @@ func (p *Pool) Ready() bool {
 	b := p.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(p.idle) > 0 {
-		return true
-	}
-	if p.open >= p.cfg.Max || p.queue[ordinary].n+p.queue[urgent].n > 0 {
+	if !b.allows(p, ordinary) {
 		return false
 	}
-	if b.room(p) {
-		return true
-	}
-	return slices.ContainsFunc(b.pools, func(other *Pool) bool {
-		return other != p && len(other.idle) > 0 && (!other.keeps || other.open > 1) && (!other.cfg.Control || b.controls > b.reserved)
-	})
+	return p.mayHave(false) && (len(p.idle) > 0 || p.queue[ordinary].n+p.queue[urgent].n == 0)
+}
+
+// Keep says whether one of the budget's permits is kept for this pool. The handle has it kept for
+// the pools that new callers use.
+func (p *Pool) Keep(keeps bool) {
+	b := p.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p.keeps = p.bounded && keeps
+	b.serve()
 }
 
 // Stat returns the pool's counts.
@@ -560,7 +632,7 @@ func (p *Pool) Stat() Stats {
 	p.budget.mu.Lock()
 	defer p.budget.mu.Unlock()
 	s := Stats{
-		Max: p.cfg.Max, InUse: p.open - len(p.idle) - p.opening, Idle: len(p.idle), Opening: p.opening,
+		Max: p.cfg.Max, InUse: p.open - len(p.idle) - p.opening, Beside: p.beside, Idle: len(p.idle), Opening: p.opening,
 		Acquired: p.acquired, Waited: p.waited, WaitTime: p.waitTime,
 	}
 	for r := range p.queue {
@@ -572,7 +644,8 @@ func (p *Pool) Stat() Stats {
 	return s
 }
 
-// Close closes the connections. It waits until those in use are released.
+// Close closes the connections. It waits until those in use are released that are not beside connections
+// of database/sql.
 func (p *Pool) Close() {
 	if wait := p.end(); wait != nil {
 		<-wait
@@ -608,7 +681,7 @@ func (p *Pool) end() <-chan struct{} {
 		p.drop()
 	}
 	b.serve()
-	if p.open == 0 {
+	if p.open == p.beside {
 		return nil
 	}
 	if p.empty == nil {
@@ -639,34 +712,34 @@ func (p *Pool) closeIdle(old func(*Conn) bool) {
 	p.idle = kept
 }
 
-// sweepEvery is how often to look for connections that were idle for too long; 0 is
-// never.
-func (cfg Config) sweepEvery() time.Duration {
-	every := cfg.Idle / 2
-	if cfg.Lifetime > 0 && (every == 0 || cfg.Lifetime/2 < every) {
-		every = cfg.Lifetime / 2
+// CloseOldest closes the idle connection that was opened first, if there is one.
+func (p *Pool) CloseOldest() {
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	if len(p.idle) == 0 {
+		return
 	}
-	if every > 0 {
-		every = max(every, time.Millisecond)
+	at := 0
+	for i, c := range p.idle {
+		if c.opened.Before(p.idle[at].opened) {
+			at = i
+		}
 	}
-	return every
+	c := p.idle[at]
+	p.idle = slices.Delete(p.idle, at, at+1)
+	p.discard(c)
 }
 
 // sweep closes connections that were idle for a while, before the server does.
-func (p *Pool) sweep(every time.Duration) {
-	tick := time.NewTicker(every)
+func (p *Pool) sweep() {
+	tick := time.NewTicker(max(p.cfg.Idle/2, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
 		case <-p.ctx.Done():
 			return
 		case <-tick.C:
-			p.closeIdle(func(c *Conn) bool {
-				if p.cfg.Bare {
-					return p.expired(c)
-				}
-				return c.Silence() > p.cfg.Idle/2 || p.cfg.old(c)
-			})
+			p.closeIdle(func(c *Conn) bool { return c.Silence() > p.cfg.Idle/2 })
 		}
 	}
 }

@@ -2,7 +2,10 @@ package pool
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
@@ -10,50 +13,71 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Txn is a transaction on a connection. The caller of its methods has the connection's
-// turn.
+// Txn is a transaction on a session. The caller of its methods has the session's turn.
 type Txn struct {
 	c  *Conn
-	tx driver.Tx   // nil if the transaction was begun as text
-	of *purpose.Of // what it was begun as text for; nil if nobody wants to know
-
-	by func(ctx context.Context, c *Conn, text string) error // see BegunLimited; nil without a limit
+	tx driver.Tx   // of the base driver; nil where the transaction begins and ends by statements
+	of *purpose.Of // what it was begun for; nil if nobody wants to know
 }
 
-// Begin begins a transaction by the base driver.
+// ByCalls reports whether transactions on the session begin and end by calls of the base driver, which may be
+// looking for them.
+func (c *Conn) ByCalls() bool { return c.pool != nil && c.pool.cfg.ByCalls }
+
+// Begin begins a transaction. Without options nothing is sent for that: the session is not in autocommit, so its
+// next statement begins it.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (t *Txn, err error) {
 	defer basedriver.Catch(c.Conn, &err)
-	tx, err := basedriver.Begin(ctx, c.Conn, opts)
+	if c.ByCalls() {
+		t = c.Begun(ctx)
+		if t.tx, err = basedriver.Begin(ctx, c.Conn, opts); err != nil {
+			return nil, server.Unanswered(ctx, err)
+		}
+		return t, nil
+	}
+	text, err := Options(opts)
+	if err == nil && text != "" {
+		err = server.Exec(ctx, c.Conn, text)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &Txn{c: c, tx: tx}, nil
+	return c.Begun(ctx), nil
 }
 
-// Begun returns the transaction that a statement's text has begun, or that the next
-// statement begins because autocommit is off. ctx is the context of that statement.
+// Begun returns the transaction that the next statement begins, or that a statement has begun. ctx is the
+// context of that statement.
 func (c *Conn) Begun(ctx context.Context) *Txn {
 	of, _ := purpose.From(ctx)
 	return &Txn{c: c, of: of}
 }
 
-// BegunLimited is Begun for a connection that the server ends when it is silent for too long, until
-// the transaction has ended. by ends the transaction, by COMMIT or ROLLBACK, and takes that limit off.
-func (c *Conn) BegunLimited(ctx context.Context, by func(ctx context.Context, c *Conn, text string) error) *Txn {
-	t := c.Begun(ctx)
-	t.by = by
-	return t
+// levels are the isolation levels as SET TRANSACTION has them.
+var levels = map[driver.IsolationLevel]string{
+	driver.IsolationLevel(sql.LevelReadUncommitted): "READ UNCOMMITTED",
+	driver.IsolationLevel(sql.LevelReadCommitted):   "READ COMMITTED",
+	driver.IsolationLevel(sql.LevelRepeatableRead):  "REPEATABLE READ",
+	driver.IsolationLevel(sql.LevelSerializable):    "SERIALIZABLE",
 }
 
-// Limited reports whether the server ends the connection when it is silent for too long.
-func (t *Txn) Limited() bool { return t.by != nil }
-
-// Continue returns the transaction that tx has begun on c.
-func (c *Conn) Continue(tx driver.Tx) *Txn { return &Txn{c: c, tx: tx} }
-
-// AsText reports whether the transaction was begun as text, and not by the base driver,
-// which would want to end it.
-func (t *Txn) AsText() bool { return t.tx == nil }
+// Options is the statement that gives the next transaction its options; "" for none.
+func Options(opts driver.TxOptions) (text string, err error) {
+	var set []string
+	if opts.Isolation != driver.IsolationLevel(sql.LevelDefault) {
+		level := levels[opts.Isolation]
+		if level == "" {
+			return "", fmt.Errorf("mysqllock: unsupported isolation level: %v", sql.IsolationLevel(opts.Isolation))
+		}
+		set = append(set, "ISOLATION LEVEL "+level)
+	}
+	if opts.ReadOnly {
+		set = append(set, "READ ONLY")
+	}
+	if len(set) == 0 {
+		return "", nil
+	}
+	return "SET TRANSACTION " + strings.Join(set, ", "), nil
+}
 
 // Commit commits. It waits for the server's answer, at most for limit; 0 is no limit. No
 // context ends that wait, since the outcome would then be unknown.
@@ -62,21 +86,22 @@ func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", limit) 
 // Rollback rolls back. limit is as for Commit.
 func (t *Txn) Rollback(limit time.Duration) error { return t.end("ROLLBACK", limit) }
 
-func (t *Txn) end(text string, limit time.Duration) (err error) {
+func (t *Txn) end(text string, limit time.Duration) error {
+	ctx, cancel := t.ending(limit)
+	defer cancel()
+	return t.close(ctx, text)
+}
+
+// close ends the transaction, by COMMIT or ROLLBACK.
+func (t *Txn) close(ctx context.Context, text string) (err error) {
 	defer basedriver.Catch(t.c.Conn, &err)
 	switch {
-	case t.tx != nil && text == "COMMIT":
+	case t.tx == nil:
+		err = server.Exec(ctx, t.c.Conn, text)
+	case text == "COMMIT":
 		err = t.tx.Commit()
-	case t.tx != nil:
-		err = t.tx.Rollback()
 	default:
-		ctx, cancel := t.ending(limit)
-		defer cancel()
-		if t.by != nil {
-			err = t.by(ctx, t.c, text)
-		} else {
-			err = server.Exec(ctx, t.c.Conn, text)
-		}
+		err = t.tx.Rollback()
 	}
 	if err == nil {
 		t.c.Touch()
@@ -84,8 +109,40 @@ func (t *Txn) end(text string, limit time.Duration) (err error) {
 	return err
 }
 
-// CommitBy commits, as Commit does, a transaction that was begun as text, by a statement that
-// does more: send sends it.
+// CommitWith commits, with the statements before in front of COMMIT, and after behind it: see [Conn.Send]. answered is how
+// many of all have come through for sure. If sent is false, nothing is committed. limit is as for Commit.
+func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after []string) (answered int, sent bool, err error) {
+	if _, marked := purpose.From(ctx); !marked {
+		ctx = purpose.After(ctx, t.of, purpose.End)
+	}
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = server.Within(ctx, limit)
+		defer cancel()
+	}
+	defer func() {
+		if err == nil {
+			t.c.Touch()
+		}
+	}()
+	if t.tx == nil {
+		texts := append(append(append(make([]string, 0, len(before)+1+len(after)), before...), "COMMIT"), after...)
+		packet := t.c.Packs(len(texts))
+		answers, err := t.c.sendAs(ctx, packet, texts)
+		return len(answers), packet || len(answers) >= len(before), err
+	}
+	answers, err := server.SendSingly(ctx, t.c.Conn, before...)
+	if err != nil {
+		return len(answers), false, err
+	}
+	if err := t.close(ctx, "COMMIT"); err != nil {
+		return len(before), true, err
+	}
+	answers, err = server.SendSingly(ctx, t.c.Conn, after...)
+	return len(before) + 1 + len(answers), true, err
+}
+
+// CommitBy commits, as Commit does, by a statement that does more: send sends it.
 func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
 	ctx, cancel := t.ending(limit)
 	defer cancel()
@@ -102,22 +159,13 @@ func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) 
 	if limit == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, limit)
-}
-
-// Committed ends a transaction that a statement's text has committed. If there was a limit on the
-// silence of the connection, the statement has taken it off.
-func (t *Txn) Committed() {
-	if t.tx != nil {
-		_ = t.Commit(0) // there is nothing left to commit; the driver may want to know
-	}
-	t.c.Touch()
+	return server.Within(ctx, limit)
 }
 
 // Abandon rolls back what a statement may have begun on c for nothing, within limit, although
 // ctx may have ended. If that fails, c is tainted.
 func (c *Conn) Abandon(ctx context.Context, limit time.Duration) {
-	ctx, cancel := context.WithTimeout(purpose.For(context.WithoutCancel(ctx), purpose.Other), limit)
+	ctx, cancel := server.Within(purpose.For(context.WithoutCancel(ctx), purpose.Other), limit)
 	defer cancel()
 	if server.Exec(ctx, c.Conn, "ROLLBACK") != nil {
 		c.Taint()

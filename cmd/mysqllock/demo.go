@@ -14,11 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"github.com/spf13/cobra"
 
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -135,25 +133,7 @@ func (d *demo) drop(ctx context.Context, db *sql.DB) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	_, err := db.ExecContext(ctx, "DROP TABLE IF EXISTS "+d.table+", "+d.lockTable())
-	locks, parseErr := schema.Parse(d.lockTable())
-	if err = errors.Join(err, parseErr); err != nil {
-		return err
-	}
-	// The driver makes procedures on MySQL only, and only where the account may. One that
-	// may not can not drop them either, and there are none.
-	for _, procedure := range locks.Procedures() {
-		if _, dropErr := db.ExecContext(ctx, "DROP PROCEDURE IF EXISTS "+procedure.String()); !denied(dropErr) {
-			err = errors.Join(err, dropErr)
-		}
-	}
 	return err
-}
-
-// denied reports whether the account may not drop a procedure.
-func denied(err error) bool {
-	var e *mysql.MySQLError
-	const procedureAccess = 1370 // ER_PROCACCESS_DENIED_ERROR
-	return errors.As(err, &e) && e.Number == procedureAccess
 }
 
 // sales is what came of one run.

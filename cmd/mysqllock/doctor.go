@@ -31,7 +31,7 @@ ok, note, warning or failure.`,
   mysqllock doctor --need row,lease   # before a deployment`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
+			return at.inspectingBy(c.Context(), true, func(ctx context.Context, i *inspect.Inspector) error {
 				d, err := i.Doctor(ctx)
 				if err != nil {
 					return err

@@ -41,7 +41,7 @@ func TestHold(t *testing.T) {
 		first := s.hold("first", "k")
 		dbtest.Equal(t, "it says %q", s.says("first"), "1\n")
 		s.refused(exitNotAcquired, "held by", "hold", "k", "-n")
-		s.command("run", "k", "-n", "--", "true").start().fails(exitCannotLock, "no key")
+		s.refused(exitNotAcquired, "held by", "run", "k", "-n", "--", "true")
 		s.refused(exitNotAcquired, "held by", "run", "-n", "k", "--", "true")
 		waiting := s.command("hold", "--wait", "1h", "k").start()
 		dbtest.Soon(t, "it waits", func() bool { return s.waiters("k") == 1 })

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,7 @@ type looking struct {
 	watch  time.Duration // 0 is once
 	code   bool          // the exit code says whether somebody holds
 	byWait bool          // the longest wait first
+	wide   bool          // lines may be wider than the terminal
 
 	top     bool     // tell it by classes of keys
 	classes []string // patterns of them; without any, each key is one
@@ -39,21 +41,25 @@ name), and "gaps", which are things that it could not see ("what", "why",
 "namespace", "strategy" (row, lease, advisory, or "" where no holder or waiter is
 seen), "held" (true or false), "slot", "slotted" (the key has several), "stripe" (-1
 where keys do not share rows), "name_hex" (that of its row, or of the server's named
-lock), "token", "versioned", "expires" and
-"remaining_ms" of a lease, "holders" and "waiters" ("in_order": as the server
+lock), "token", "versioned", "used" (false: the lock table has no row of the key),
+"expires" and "remaining_ms" of a lease, "holders" and "waiters" ("in_order": as the server
 queues them for a row; else the longest wait first), and "lapsed", which is who had a lease that has run out. "forced" is who has last taken a lease
 away ("token", "time", "account", "process", "reason"). All holders and waiters have "connection_id", "user", "host", "program", "pid" and
 "shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
 "left" (given back, and kept for its --min-hold), of a lease "renewed_ms" (since its
-last renewal) and "ttl_ms", "locks_on_connection",
-"locks_incomplete", "activity" ("running", "for_ms", "least", "statement", "elsewhere")
-and "waits_for", which are keys; waiters "least_ms", for how long they have waited at
-least. "holders_incomplete" and "waiters_incomplete", of a lock or of all, say that
+last renewal) and "ttl_ms", or before its first "unrenewed_ms" and "expected_ttl_ms" (since
+the grant, if its TTL is that, as of the lease before), "locks_on_connection",
+"locks_incomplete" and "activity" ("running", "for_ms", "least", "statement",
+"elsewhere"); waiters "least_ms", for how long they have waited at least. "waits" has
+once each connection or process that holds a lock and waits itself, with the keys that it
+"waits_for", and "circles" the keys of locks whose holders wait for each other in a circle.
+"holders_incomplete" and "waiters_incomplete", of a lock or of all, say that
 more may hold or wait than is shown, and
 "transactions_unseen" how many may hold row locks that are not shown. What is unknown is
 absent. With --watch there is one object a line, with only "error" while the server
 does not answer. With --top it has "classes" instead of
-locks: each has "class", "locks", "held", "waiting" and "longest_wait_least_ms".`
+locks: each has "class", "locks", "held", "waiting", "waiters_incomplete" and
+"longest_wait_least_ms".`
 
 func newLs(at *target) *cobra.Command {
 	l := &looking{at: at}
@@ -62,7 +68,8 @@ func newLs(at *target) *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "Show who holds locks, and who waits for them",
 		Long: `ls shows who holds locks, since when, and who waits for them, and for how long; with
-numbers, where the server queues them: for a row. Without --try it takes no lock; it waits for nobody.
+numbers, where the server queues them: for a row. One that has waited for its lockTTL
+(30s) asks anew, and is the last in the server's queue then. Without --try it takes no lock; it waits for nobody.
 
 FOR is how long a lock is held, or how long a waiter has waited: at least (≥), since
 that counts from when it asked the last time. It is empty where that cannot be known:
@@ -71,7 +78,9 @@ lock, since it may have waited first. For a lease STATE says how long it still l
 unless it is renewed, or that it was not renewed when that was due: then its holder
 is frozen, cut off or too slow. STATE is "nobody" only where that is known. Below a holder
 for whom others wait, or with show below each, stands what its connection does, and
-for whom it waits itself. On a terminal lines are as wide as it is. WHO is what
+for whom it waits itself. On a terminal lines are as wide as it is, unless --wide is given:
+columns are left out first, and keys and names shortened last, and a line says which. A key is
+written as show takes it in a shell: 'order 7', or --hex 6100 if no argument has its bytes. WHO is what
 the program calls itself: its lockOwner, or host, process and name. Of the callers
 in one process only the first is seen, and none if the process has the lock itself:
 they wait there, and its Stats and metrics count them.
@@ -135,6 +144,7 @@ func (l *looking) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&l.json, "json", false, "for programs")
 	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted, also when the server was gone;\n--watch=500ms says how often")
 	c.Flags().BoolVar(&l.byWait, "by-wait", false, "the lock with the longest wait first")
+	c.Flags().BoolVar(&l.wide, "wide", false, "whole lines, also on a terminal that is narrower")
 	c.Flags().Lookup("watch").NoOptDefVal = "2s"
 	c.Flags().BoolVar(&l.code, "exit-code", false, "end with 0 if a holder is shown, 3 if nobody holds,\nor 4 if that cannot be known: not all is shown")
 	c.Flags().BoolVar(&l.filter.Try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
@@ -243,20 +253,24 @@ func (l *looking) look(ctx context.Context, i *inspect.Inspector, w io.Writer) (
 		fmt.Fprintf(s, "%s UTC\n\n", snap.Time.Format(time.DateTime))
 		w = s
 	}
-	c := coloursFor(w)
+	c, width := coloursFor(w), widthOf(w)
+	if l.wide {
+		width = 0
+	}
 	if l.top {
-		printTop(w, c, snap, l.classes)
+		printTop(w, c, width, snap, l.classes)
 		return snap, nil
 	}
-	printLocks(w, c, snap, l.filter.AllNamespaces, len(l.filter.Keys) > 0)
+	printLocks(w, c, width, snap, l.filter.AllNamespaces, len(l.filter.Keys) > 0)
 	return snap, nil
 }
 
 // listing is what is written of locks, a row for each holder and waiter.
 type listing struct {
 	snap       *inspect.Snapshot
-	namespaces bool // before the keys
-	why        bool // below all holders stands what they do, not only where others wait
+	circles    []inspect.Circle // of waits
+	namespaces bool             // before the keys
+	why        bool             // below all holders stands what they do, not only where others wait
 
 	rows    [][]string
 	waiting []bool           // the row is of a waiter
@@ -267,21 +281,28 @@ func (l *listing) add(waits bool, cells ...string) {
 	l.rows, l.waiting = append(l.rows, cells), append(l.waiting, waits)
 }
 
+const overtaken = "in the server's order, which is not that of the longest wait: a waiter for a row asks anew after its lockTTL (30s), and is the last then"
+
+const neverUsed = "never used here: the lock table has no row for it, so no program has held it by a row, a lease or a version, or gc has removed it; see whether it is spelt right"
+
 // lock adds the rows of one.
-func (l *listing) lock(lock inspect.Lock) {
-	name, at := label(lock, l.namespaces), len(l.rows)
+func (l *listing) lock(lock *inspect.Lock) {
+	name, at := label(*lock, l.namespaces), len(l.rows)
 	if len(lock.Holders.List) == 0 {
 		holder := "not known"
 		if _, known := lock.Holders.Any().Get(); known {
 			holder = "nobody"
 		}
-		l.add(false, name, cmp.Or(lock.Strategy, "-"), token(lock), holder, "", "", "", "")
+		l.add(false, name, cmp.Or(lock.Strategy, "-"), token(*lock), holder, "", "", "", "")
+		if used, known := lock.Used.Get(); known && !used {
+			l.notes[at] = append(l.notes[at], neverUsed)
+		}
 		if h := lock.Lapsed; h != nil {
 			note := "the lease of " + who(h.Client) + " has run out"
 			if !h.Renewed.IsZero() {
 				note += ": " + notRenewed(*h)
 			}
-			l.notes[len(l.rows)-1] = []string{note}
+			l.notes[at] = append(l.notes[at], note)
 		}
 	}
 	for _, h := range lock.Holders.List {
@@ -290,9 +311,9 @@ func (l *listing) lock(lock inspect.Lock) {
 			program = "not known"
 		}
 		since, _ := h.Since.Get()
-		l.add(false, name, lock.Strategy, token(lock), l.role(lock, h), brief(since), program, connection(h.Client), from(h.Client))
-		if l.why || len(lock.Waiters.List) > 0 {
-			l.notes[len(l.rows)-1] = reasons(l.snap, &lock, h)
+		l.add(false, name, lock.Strategy, token(*lock), l.role(*lock, h), brief(since), program, connection(h.Client), from(h.Client))
+		if l.why || len(lock.Waiters.List) > 0 || h.Silent() || h.Overdue() {
+			l.notes[len(l.rows)-1] = reasons(l.snap, l.circles, lock, h)
 		}
 	}
 	for n, waiter := range lock.Waiters.List {
@@ -305,10 +326,13 @@ func (l *listing) lock(lock inspect.Lock) {
 		}
 		l.add(true, name, lock.Strategy, "", who, waited(waiter), waiter.Program, connection(waiter.Client), from(waiter.Client))
 	}
+	if lock.Overtaken() {
+		l.notes[len(l.rows)-1] = []string{overtaken}
+	}
 	if held, _ := lock.Holders.Any().Get(); held && l.why && !lock.Holders.List[0].Left {
 		l.notes[at] = append(l.notes[at], "who waits in the holder's own process is not seen in the server: its Stats and metrics count them")
 	}
-	l.forced(lock, at)
+	l.forced(*lock, at)
 }
 
 // forced adds a note, for show, of who has last taken a lease on the key away.
@@ -322,19 +346,19 @@ func (l *listing) forced(lock inspect.Lock, at int) {
 	}
 }
 
-// printLocks writes a line for each holder and waiter. Below holders for whom others wait,
-// or with why below all, it writes what they do.
-func printLocks(w io.Writer, c colours, snap *inspect.Snapshot, namespaces, why bool) {
-	l := &listing{snap: snap, namespaces: namespaces, why: why, notes: make(map[int][]string)}
+// printLocks writes a line for each holder and waiter, of at most so many characters; 0 is any. Below
+// holders for whom others wait, or with why below all, it writes what they do.
+func printLocks(w io.Writer, c colours, width int, snap *inspect.Snapshot, namespaces, why bool) {
+	l := &listing{snap: snap, circles: snap.Circles(), namespaces: namespaces, why: why, notes: make(map[int][]string)}
 	l.add(false, "KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM")
-	for _, lock := range snap.Locks {
-		l.lock(lock)
+	for i := range snap.Locks {
+		l.lock(&snap.Locks[i])
 	}
 	if len(snap.Locks) == 0 {
 		fmt.Fprintln(w, noLocks(snap))
 	} else {
-		width := widthOf(w)
-		table(w, c, fitted(l.rows, width), func(i int, line string) string {
+		rows, leftOut := fitted(l.rows, width)
+		table(w, c, rows, func(i int, line string) string {
 			if l.waiting[i] {
 				line = c.yellow(line)
 			}
@@ -343,9 +367,17 @@ func printLocks(w io.Writer, c colours, snap *inspect.Snapshot, namespaces, why 
 			}
 			return line
 		})
+		printNote(w, c, width, leftOut)
 	}
 	printNamespaces(w, c, snap)
 	printGaps(w, c, snap)
+}
+
+// printNote writes a line below a table, if there is one to write.
+func printNote(w io.Writer, c colours, width int, note string) {
+	if note != "" {
+		fmt.Fprintln(w, c.dim(wrapped(note, width, "  ")))
+	}
 }
 
 // printGaps says what is not shown, and how to see it.
@@ -379,14 +411,16 @@ func printNamespaces(w io.Writer, c colours, snap *inspect.Snapshot) {
 	}
 }
 
-// label is what a person calls the lock.
+// label is what a person calls the lock, in a form in which show takes the key.
 func label(lock inspect.Lock, namespace bool) string {
-	name := lock.Key
+	var name string
 	switch {
 	case lock.Stripe >= 0:
 		name = fmt.Sprintf("stripe %d", lock.Stripe)
-	case name == "":
+	case lock.Key == "":
 		name = fmt.Sprintf("(%q)", lock.Name)
+	default:
+		name = pasteable(lock.Key)
 	}
 	if lock.Slotted {
 		name += fmt.Sprintf(" [slot %d]", lock.Slot)
@@ -434,10 +468,12 @@ func (l *listing) role(lock inspect.Lock, h inspect.Holder) string {
 	switch {
 	case h.Silent():
 		text += ", " + notRenewed(h)
+	case h.Overdue():
+		text += ", " + notRenewedYet(h)
 	case lock.Remaining > 0:
 		text += ", " + brief(lock.Remaining) + " left"
 	case h.Since.IsZero() && inTransaction:
-		text += ", in a transaction since " + brief(within)
+		text += ", in a transaction for " + brief(within)
 	}
 	return text
 }
@@ -447,6 +483,13 @@ func notRenewed(h inspect.Holder) string {
 	renewed, _ := h.Renewed.Get()
 	ttl, _ := h.TTL.Get()
 	return fmt.Sprintf("not renewed for %s (TTL %s)", brief(renewed), brief(ttl))
+}
+
+// notRenewedYet says of the holder of a lease how old it is without a renewal, by what its TTL is expected to be.
+func notRenewedYet(h inspect.Holder) string {
+	unrenewed, _ := h.Unrenewed.Get()
+	expected, _ := h.ExpectedTTL.Get()
+	return fmt.Sprintf("not renewed yet, ~%s of %s", brief(unrenewed), brief(expected))
 }
 
 // keptUntil says of a lease that was given back until when it stays, by the server's clock.
@@ -471,7 +514,7 @@ func noLocks(snap *inspect.Snapshot) string {
 
 // reasons are why others wait for h: since when it holds, what it does, and for whom it
 // waits itself.
-func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out []string) {
+func reasons(snap *inspect.Snapshot, circles []inspect.Circle, lock *inspect.Lock, h inspect.Holder) (out []string) {
 	switch {
 	case h.Left: // nobody does anything
 		return nil
@@ -484,11 +527,26 @@ func reasons(snap *inspect.Snapshot, lock *inspect.Lock, h inspect.Holder) (out 
 	default:
 		out = append(out, "since when it has the lock is not known")
 	}
+	if h.Overdue() {
+		expected, _ := h.ExpectedTTL.Get()
+		out = append(out, fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s: the program is frozen, cut off or too slow, "+
+			"or has a MaxHold; the lease ends in %s unless it is renewed", brief(expected), brief(expected/3), brief(lock.Remaining)))
+	}
 	if h.Silent() {
 		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program is frozen, cut off or too slow; the lease ends in %s unless it is renewed", brief(lock.Remaining)))
 	}
+	if h.Silent() || h.Overdue() {
+		if lock.Waiters.More && len(lock.Waiters.List) == 0 {
+			out = append(out, "somebody may wait for it: the first waiter behind a holder that has crashed waits for nothing in the server")
+		}
+	}
 	if len(h.WaitsFor) == 0 {
 		return append(out, doing(h))
+	}
+	for _, circle := range circles {
+		if circle.Has(lock) {
+			return append(out, circle.String())
+		}
 	}
 	for i, link := range snap.Chain(lock) {
 		if i == 0 {
@@ -551,6 +609,8 @@ type (
 
 		Unseen inspect.Known[int] `json:"transactions_unseen,omitzero"`
 
+		Waits      []jsonWait      `json:"waits,omitempty"`
+		Circles    [][]string      `json:"circles,omitempty"`
 		Namespaces []jsonNamespace `json:"namespaces,omitempty"`
 		Gaps       []jsonGap       `json:"gaps,omitempty"`
 	}
@@ -569,6 +629,7 @@ type (
 		Name      string                `json:"name_hex"`
 		Token     inspect.Known[uint64] `json:"token,omitzero"`
 		Versioned inspect.Known[bool]   `json:"versioned,omitzero"`
+		Used      inspect.Known[bool]   `json:"used,omitzero"`
 		Expires   *time.Time            `json:"expires,omitempty"`
 		Remaining float64               `json:"remaining_ms,omitempty"`
 		Holders   []jsonHolder          `json:"holders,omitempty"`
@@ -597,16 +658,21 @@ type (
 	}
 	jsonHolder struct {
 		jsonClient
-		Since    float64       `json:"since_ms,omitempty"`
-		Least    float64       `json:"least_ms,omitempty"`
-		Within   float64       `json:"transaction_ms,omitempty"`
-		Left     bool          `json:"left,omitempty"`
-		Renewed  float64       `json:"renewed_ms,omitempty"`
-		TTL      float64       `json:"ttl_ms,omitempty"`
-		Locks    int           `json:"locks_on_connection,omitempty"`
-		More     bool          `json:"locks_incomplete,omitempty"`
-		Activity *jsonActivity `json:"activity,omitempty"`
-		WaitsFor []string      `json:"waits_for,omitempty"`
+		Since     float64       `json:"since_ms,omitempty"`
+		Least     float64       `json:"least_ms,omitempty"`
+		Within    float64       `json:"transaction_ms,omitempty"`
+		Left      bool          `json:"left,omitempty"`
+		Renewed   float64       `json:"renewed_ms,omitempty"`
+		TTL       float64       `json:"ttl_ms,omitempty"`
+		Unrenewed float64       `json:"unrenewed_ms,omitempty"`
+		Expected  float64       `json:"expected_ttl_ms,omitempty"`
+		Locks     int           `json:"locks_on_connection,omitempty"`
+		More      bool          `json:"locks_incomplete,omitempty"`
+		Activity  *jsonActivity `json:"activity,omitempty"`
+	}
+	jsonWait struct {
+		jsonClient
+		WaitsFor []string `json:"waits_for"`
 	}
 	jsonActivity struct {
 		Running   bool    `json:"running"`
@@ -627,15 +693,46 @@ type (
 	}
 )
 
+// jsonWaits has, of each connection that runs a statement, and of each process of others, the keys that it
+// waits for. All locks that a process holds would tell the same keys.
+type jsonWaits map[jsonClient]map[string]bool
+
+func (j jsonWaits) add(h inspect.Holder) {
+	if len(h.WaitsFor) == 0 {
+		return
+	}
+	c := jsonClient{ConnectionID: h.ConnectionID, User: h.User, Host: h.Host, Program: h.Program, PID: h.PID}
+	if running := h.Activity != nil && h.Activity.Running; !running && c.Program != "" {
+		c.ConnectionID, c.User = 0, ""
+		c.Host, _, _ = strings.Cut(c.Host, ":") // the port is the connection's
+	}
+	if j[c] == nil {
+		j[c] = make(map[string]bool)
+	}
+	for _, key := range h.WaitsFor {
+		j[c][key] = true
+	}
+}
+
+func (j jsonWaits) list() (out []jsonWait) {
+	for c, keys := range j {
+		out = append(out, jsonWait{c, slices.Sorted(maps.Keys(keys))})
+	}
+	slices.SortFunc(out, func(a, b jsonWait) int {
+		return cmp.Or(cmp.Compare(a.ConnectionID, b.ConnectionID), cmp.Compare(a.Program, b.Program), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Host, b.Host))
+	})
+	return out
+}
+
 func shown(snap *inspect.Snapshot) jsonSnapshot {
-	out := jsonSnapshot{Time: snap.Time, Locks: []jsonLock{}}
+	out, waits := jsonSnapshot{Time: snap.Time, Locks: []jsonLock{}}, make(jsonWaits)
 	client := func(c inspect.Client, shared bool) jsonClient {
 		return jsonClient{c.ConnectionID, c.User, c.Host, c.Program, c.PID, shared}
 	}
 	for _, l := range snap.Locks {
 		j := jsonLock{
 			Key: l.Key, Namespace: l.Namespace, Strategy: l.Strategy, Held: l.Holders.Any(), Slot: l.Slot, Slotted: l.Slotted, Stripe: l.Stripe,
-			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Remaining: ms(l.Remaining), InOrder: l.InOrder && len(l.Waiters.List) > 0,
+			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Used: l.Used, Remaining: ms(l.Remaining), InOrder: l.InOrder && len(l.Waiters.List) > 0,
 			HoldersIncomplete: l.Holders.More, WaitersIncomplete: l.Waiters.More,
 		}
 		if !l.Expires.IsZero() {
@@ -646,7 +743,9 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 			within, _ := h.Within.Get()
 			renewed, _ := h.Renewed.Get()
 			ttl, _ := h.TTL.Get()
-			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, ms(renewed), ms(ttl), h.Locks.Seen, h.Locks.More, nil, h.WaitsFor}
+			unrenewed, _ := h.Unrenewed.Get()
+			expected, _ := h.ExpectedTTL.Get()
+			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, ms(renewed), ms(ttl), ms(unrenewed), ms(expected), h.Locks.Seen, h.Locks.More, nil}
 			if a := h.Activity; a != nil {
 				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Least, a.Statement, a.Elsewhere}
 			}
@@ -654,6 +753,7 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 		}
 		for _, h := range l.Holders.List {
 			j.Holders = append(j.Holders, holder(h))
+			waits.add(h)
 		}
 		if l.Lapsed != nil {
 			lapsed := holder(*l.Lapsed)
@@ -671,7 +771,16 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 		}
 		out.Locks = append(out.Locks, j)
 	}
+	out.Waits = waits.list()
+	for _, circle := range snap.Circles() {
+		var keys []string
+		for _, link := range circle {
+			keys = append(keys, cmp.Or(link.Lock.Key, label(*link.Lock, false)))
+		}
+		out.Circles = append(out.Circles, keys)
+	}
 	out.HoldersIncomplete, out.WaitersIncomplete = snap.Incomplete()
+	out.WaitersIncomplete = out.WaitersIncomplete || slices.ContainsFunc(snap.Locks, func(l inspect.Lock) bool { return l.Waiters.More })
 	out.Unseen = snap.Unseen
 	for _, n := range snap.Namespaces {
 		out.Namespaces = append(out.Namespaces, jsonNamespace(n))

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -128,7 +129,7 @@ func TestWatch(t *testing.T) {
 		db := s.process("waiter")
 		waiting.Go(func() { _, _ = mysqllock.Acquire(ctx, db, "z", lockctx.Lease(5*time.Minute), lockctx.Wait(time.Hour)) })
 		dbtest.Soon(t, "it waits", func() bool { return s.waiters("z") == 1 })
-		if out := s.command("ls", "--by-wait").start().must(0); strings.Index(out, "\nz ") > strings.Index(out, "any") {
+		if out := s.command("ls", "--by-wait").start().must(0); strings.Index(out, "\nz ") > strings.Index(out, "--hex 616e7900ff") {
 			t.Errorf("the longest wait is not first: %s", out)
 		}
 
@@ -179,5 +180,58 @@ func TestServerHangs(t *testing.T) {
 				t.Errorf("%v says %q", c.Args[1:], lines)
 			}
 		}
+	})
+}
+
+// TestOutputIsWritten: what could not be written is a failure, and the name of the program is said once.
+func TestOutputIsWritten(t *testing.T) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
+		s.command("schema", "apply").start().must(0)
+		for _, args := range [][]string{{"ls"}, {"ls", "--top"}, {"ls", "--json"}, {"show", "k"}, {"doctor"}, {"schema", "print"}, {"man"}, {"--help"}} {
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			if err != nil {
+				t.Skip(err)
+			}
+			c := s.command(args...)
+			c.Cmd.Stdout = full
+			c.start().fails(exitFailure, "no space left on device")
+			full.Close()
+		}
+		for _, args := range [][]string{{"schema", "check"}, {"schema", "apply"}, {"ls"}} {
+			c := s.command(append(args, "--dsn", "root@tcp(127.0.0.1:1)/shop")...)
+			c.start().fails(exitFailure, "connect")
+			if n := strings.Count(c.errs.String(), "mysqllock: "); n != 1 {
+				t.Errorf("%q names the program %d times: %s", args, n, c.errs.String())
+			}
+		}
+	})
+}
+
+// TestOvertaken: a waiter for a row asks anew after its lockTTL, and is behind one that came later: show says so.
+func TestOvertaken(t *testing.T) {
+	onServers(t, func(t *testing.T, s *scratch) {
+		s.keep("k", lockctx.Row())
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer cancel()
+		for n, ttl := range []time.Duration{5 * time.Second, 10 * time.Minute} {
+			db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{Owner: fmt.Sprint("waiter ", n), TTL: ttl}))
+			waiting.Go(func() { _, _ = mysqllock.Acquire(ctx, db, "k", lockctx.Row(), lockctx.Wait(time.Hour)) })
+			dbtest.Soon(t, "it waits", func() bool {
+				time.Sleep(150 * time.Millisecond) // MariaDB tells from a copy
+				return s.waiters("k") == n+1
+			})
+		}
+		dbtest.Soon(t, "the one that came later is the first, and that is said", func() bool {
+			time.Sleep(150 * time.Millisecond)
+			out := s.command("show", "k").start().must(0)
+			said := strings.Contains(out, overtaken)
+			first, second := strings.Index(out, "waiter 1"), strings.Index(out, "waiter 0")
+			if said && second < first {
+				t.Errorf("it says so of\n%s", out)
+			}
+			return said
+		})
 	})
 }

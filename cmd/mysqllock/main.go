@@ -71,7 +71,12 @@ func execute(ctx context.Context, args []string) int {
 		}
 	}
 	root.SetArgs(args)
+	out := &output{File: os.Stdout}
+	root.SetOut(out)
 	c, err := root.ExecuteContextC(ctx)
+	if err == nil && out.failed != nil {
+		err = &status{exitFailure, fmt.Errorf("the output is not complete: %w", out.failed)}
+	}
 	failure, usage := exitFailure, exitUsage
 	if c.Name() == "run" || c.Name() == "hold" {
 		failure, usage = exitCannotLock, exitCannotLock
@@ -94,10 +99,32 @@ func execute(ctx context.Context, args []string) int {
 	return s.code
 }
 
-// complain writes one line for whoever has to do something about it.
+// output is standard output. It remembers that something could not be written, as printing does not ask.
+type output struct {
+	*os.File
+	failed error // the first error
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	n, err := o.File.Write(b)
+	if o.failed == nil {
+		o.failed = err
+	}
+	return n, err
+}
+
+// WriteString hides that of the file.
+func (o *output) WriteString(s string) (int, error) { return o.Write([]byte(s)) }
+
+// complain writes one line for the person who has to do something about it. Errors of several packages
+// begin with the same word, which is said once.
 func complain(err error) {
+	const name = "mysqllock: "
 	line := strings.Join(strings.Fields(err.Error()), " ")
-	fmt.Fprintln(os.Stderr, "mysqllock: "+printable(strings.TrimPrefix(line, "mysqllock: ")))
+	for strings.HasPrefix(line, name) {
+		line = line[len(name):]
+	}
+	fmt.Fprintln(os.Stderr, name+printable(strings.ReplaceAll(line, ": "+name, ": ")))
 }
 
 func newRoot() *cobra.Command {
@@ -131,7 +158,7 @@ Of option files it reads the groups [client], [client-server], [client-mariadb],
 	at := new(target)
 	at.flags(root.PersistentFlags())
 	root.AddCommand(
-		newLs(at), newShow(at), newRelease(at), newGC(at), newSchema(at), newDoctor(at), newBench(at), newUI(at), newMan(),
+		newLs(at), newShow(at), newRelease(at), newGC(at), newSchema(at), newDoctor(at), newBench(at), newUI(at), newMan(), newRecord(at), newHistory(at),
 	)
 	root.AddCommand(unixCommands(at)...)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

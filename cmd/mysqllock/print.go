@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,6 +23,30 @@ import (
 func printable(s string) string {
 	quoted := strconv.QuoteToGraphic(s)
 	return strings.ReplaceAll(strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`), `\\`, `\`)
+}
+
+// plainKey is a key that a shell leaves as it is.
+var plainKey = regexp.MustCompile(`^[A-Za-z0-9_.:/@%+=,-]+$`)
+
+// pasteable is a key in the form in which it can be given to show in a shell.
+func pasteable(key string) string {
+	quoted := strconv.QuoteToGraphic(key)
+	inner := strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	escapes := strings.Contains(strings.ReplaceAll(inner, `\\`, ""), `\`)
+	word := key
+	switch {
+	case strings.Contains(key, "\x00"): // which no argument has
+		return "--hex " + hex.EncodeToString([]byte(key))
+	case plainKey.MatchString(key):
+	case !escapes && !strings.Contains(key, "'"):
+		word = "'" + key + "'"
+	default:
+		word = "$'" + strings.ReplaceAll(inner, "'", `\'`) + "'"
+	}
+	if key[0] == '-' {
+		return "-- " + word
+	}
+	return word
 }
 
 // colours are for a person at a terminal who has not asked for none.
@@ -49,6 +74,9 @@ func (c colours) with(code, s string) string {
 func terminalOf(w io.Writer) (file *os.File, ok bool) {
 	if s, page := w.(*screen); page {
 		w = s.of
+	}
+	if o, standard := w.(*output); standard {
+		w = o.File
 	}
 	file, ok = w.(*os.File)
 	return file, ok && term.IsTerminal(int(file.Fd()))
@@ -127,64 +155,86 @@ func widthOf(w io.Writer) int {
 	return 0
 }
 
-// The narrowest that a column is made, and the order in which columns go if that does not
-// do: what identifies a lock and its holder stays. STATE is whole as long as the others can be
-// narrower: it has the only time of a lease.
+// narrowest is the narrowest that a column is made.
 const narrowest = 10
 
-var dispensable = []string{"FROM", "TOKEN", "CONNECTION", "STRATEGY"}
+// dispensable are the columns that are left out of rows that are too wide, in this order. What
+// identifies a lock and its holder stays.
+var dispensable = []string{"FROM", "TOKEN", "STRATEGY", "CONNECTION"}
 
-const whole = "STATE"
+// names are the columns whose cells are shortened if the rows are too wide without the dispensable
+// columns. The other cells are whole as long as these can be narrower: STATE has the only time of a lease.
+var names = []string{"KEY", "KEYS", "WHO", "FOR"}
 
-// fitted returns rows that fit into a width of so many characters, if that is possible;
-// 0 is any width. Long cells are shortened in the middle: their ends tell them apart.
-func fitted(rows [][]string, width int) [][]string {
+// fitted returns rows that fit into a width of so many characters, if that is possible, and says
+// what is not shown therefore. The width 0 is any. Long cells are shortened in the middle: their ends
+// tell them apart.
+func fitted(rows [][]string, width int) (out [][]string, leftOut string) {
 	if width == 0 {
-		return rows
+		return rows, ""
 	}
-	out := make([][]string, len(rows))
-	for i, row := range rows {
-		out[i] = make([]string, len(row))
+	for _, row := range rows {
+		cells := make([]string, len(row))
 		for j, cell := range row {
-			out[i][j] = printable(cell)
+			cells[j] = printable(cell)
 		}
+		out = append(out, cells)
 	}
-	rows = out
+	var gone, short []string
 	for _, name := range dispensable {
-		column := slices.Index(rows[0], name)
-		if total(rows, narrowest, whole) <= width || column < 0 {
+		column := slices.Index(out[0], name)
+		if total(out, width, nil) <= width || column < 0 {
 			continue
 		}
-		for i := range rows {
-			rows[i] = slices.Delete(rows[i], column, column+1)
+		for i := range out {
+			out[i] = slices.Delete(out[i], column, column+1)
 		}
+		gone = append(gone, name)
 	}
-	spared := whole
-	if total(rows, narrowest, whole) > width {
-		spared = ""
+	shortened := names
+	if total(out, narrowest, names) > width {
+		shortened = out[0]
 	}
-	most := narrowest // of each column
-	for total(rows, most+1, spared) <= width && most < width {
+	most := narrowest // of a cell there
+	for most < width && total(out, most+1, shortened) <= width {
 		most++
 	}
-	for i, row := range rows {
-		for j, cell := range row {
-			if rows[0][j] != spared {
-				rows[i][j] = middle(cell, most)
+	for j, name := range out[0] {
+		for i := range out {
+			whole := out[i][j]
+			if slices.Contains(shortened, name) {
+				out[i][j] = middle(whole, most)
+			}
+			if out[i][j] != whole && !slices.Contains(short, name) {
+				short = append(short, name)
 			}
 		}
 	}
-	return rows
+	return out, notShown(gone, short)
 }
 
-// total is how wide rows are if no cell is wider than most, but for those of the column that
-// is spared.
-func total(rows [][]string, most int, spared string) (sum int) {
-	for column := range rows[0] {
+// notShown says which columns are left out, and which have shortened cells.
+func notShown(gone, short []string) string {
+	var parts []string
+	if len(gone) > 0 {
+		parts = append(parts, "left out: "+strings.Join(gone, ", "))
+	}
+	if len(short) > 0 {
+		parts = append(parts, "shortened: "+strings.Join(short, ", "))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return strings.Join(parts, "; ") + " (the terminal is too narrow; --wide has all)"
+}
+
+// total is how wide rows are if no cell of the columns shortened is wider than most.
+func total(rows [][]string, most int, shortened []string) (sum int) {
+	for column, name := range rows[0] {
 		widest := 0
 		for _, row := range rows {
 			n := utf8.RuneCountInString(row[column])
-			if rows[0][column] != spared {
+			if slices.Contains(shortened, name) {
 				n = min(n, most)
 			}
 			widest = max(widest, n)

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,12 +20,13 @@ func TestFitted(t *testing.T) {
 	key := "tenant:" + strings.Repeat("a", 80) + ":invoice:42"
 	rows := [][]string{
 		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
-		{key, "row", "1234567", "holds, in a transaction since 6.5s", "510ms", "web-17.example.com:31337:shopd", "123456", "app@10.20.30.40:51234"},
+		{key, "row", "1234567", "holds, in a transaction for 6.5s", "510ms", "web-17.example.com:31337:shopd", "123456", "app@10.20.30.40:51234"},
 		{"short", "row", "7", "waits, 1.", "1h2m", "web-1", "7", "app@localhost"},
 	}
 	for _, width := range []int{60, 80, 100, 200, 300} {
 		var b strings.Builder
-		table(&b, false, fitted(rows, width), nil)
+		fitting, leftOut := fitted(rows, width)
+		table(&b, false, fitting, nil)
 		for line := range strings.Lines(b.String()) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width {
 				t.Errorf("%d columns: a line of %d: %s", width, n, line)
@@ -35,6 +39,15 @@ func TestFitted(t *testing.T) {
 		}
 		if width == 300 && !strings.Contains(b.String(), key) || width >= 60 && !strings.Contains(b.String(), ":42") && !strings.Contains(b.String(), "42  ") {
 			t.Errorf("%d columns: the key is\n%s", width, b.String())
+		}
+		for i, name := range rows[0] { // what is not there is said
+			whole := true
+			for j, row := range rows[1:] {
+				whole = whole && slices.Contains(fitting[j+1], row[i])
+			}
+			if whole == strings.Contains(leftOut, name) || (leftOut == "") != (width == 300) {
+				t.Errorf("%d columns: %s is whole: %v, and it says %q", width, name, whole, leftOut)
+			}
 		}
 		for line := range strings.Lines(wrapped("    "+strings.Repeat("words and ", 40), width, "    ")) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width || !strings.HasPrefix(line, "    ") {
@@ -52,6 +65,42 @@ func waiting(list ...inspect.Waiter) inspect.Seen[inspect.Waiter] {
 	return inspect.Seen[inspect.Waiter]{List: list}
 }
 
+// TestFittedNames: on 80 columns the name of a pod and a key are whole, if the other columns leave room.
+func TestFittedNames(t *testing.T) {
+	rows := [][]string{
+		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
+		{"order:4711", "row", "1234567", "holds", "510ms", "shop-api-7d9f8b6c5-x2x4q:1:shopd", "123456", "app@10.20.30.40:51234"},
+		{"order:4711", "row", "", "waits, 1.", "1h2m", "shop-api-7d9f8b6c5-k8s7w:1:shopd", "7", "app@10.20.30.40:51234"},
+	}
+	fitting, leftOut := fitted(rows, 80)
+	dbtest.Equal(t, "it says %s", leftOut, "left out: FROM, TOKEN, STRATEGY (the terminal is too narrow; --wide has all)")
+	for i, want := range []string{"KEY STATE FOR WHO CONNECTION", "order:4711 holds 510ms shop-api-7d9f8b6c5-x2x4q:1:shopd 123456"} {
+		dbtest.Equal(t, "the line is %s", strings.Join(fitting[i], " "), want)
+	}
+}
+
+// TestPasteable: a shell makes the key again of what is shown.
+func TestPasteable(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("no bash")
+	}
+	for key, want := range map[string]string{
+		"order:42": "order:42", `a\ab`: `'a\ab'`, "a\ab": `$'a\ab'`, "order 7": "'order 7'", "it's": `$'it\'s'`, `"`: `'"'`, "-k": "-- -k", "-- x": "-- '-- x'",
+		"$HOME;*": "'$HOME;*'", "\xff\n": `$'\xff\n'`, "löck": "'löck'", "a\u202eb": `$'a\u202eb'`, "\\'\a": `$'\\\'\a'`,
+	} {
+		got := pasteable(key)
+		dbtest.Equal(t, "it is shown as %s", got, want)
+		dbtest.Equal(t, "in the table it is %s", printable(got), got)
+		shell := exec.Command(bash, "-c", `show() { [ "$1" = -- ] && shift; printf %s "$1"; }; show `+got)
+		shell.Env = []string{"LC_ALL=C.UTF-8"}
+		out, err := shell.Output()
+		dbtest.OK(t, err)
+		dbtest.Equal(t, "the shell makes %q", string(out), key)
+	}
+	dbtest.Equal(t, "with a NUL it is %s", pasteable("a\x00"), "--hex 6100")
+}
+
 // TestFittedLease: on 80 columns the only time of a lease is there.
 func TestFittedLease(t *testing.T) {
 	rows := [][]string{
@@ -61,7 +110,8 @@ func TestFittedLease(t *testing.T) {
 		{"tenant:4711:invoices", "row", "", "waits, 1.", "≥ 2m3s", "web-18.example.com:31337:shopd", "123457", "app@10.20.30.41"},
 	}
 	var b strings.Builder
-	table(&b, false, fitted(rows, 80), nil)
+	fitting, _ := fitted(rows, 80)
+	table(&b, false, fitting, nil)
 	for _, want := range []string{"28.8s left", "given back, kept until 12:00:03 UTC", "≥ 2m3s"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
@@ -90,10 +140,12 @@ func TestHeldBy(t *testing.T) {
 func TestPrintLocks(t *testing.T) {
 	print := func(snap *inspect.Snapshot) string {
 		var b strings.Builder
-		printLocks(&b, false, snap, false, false)
+		printLocks(&b, false, 0, snap, false, false)
 		return b.String()
 	}
-	client := func(n uint64) inspect.Client { return inspect.Client{ConnectionID: n, Program: "shopd"} }
+	client := func(n uint64) inspect.Client {
+		return inspect.Client{ConnectionID: n, Program: "shopd", Host: "web-1", PID: int(n)}
+	}
 	idle := &inspect.Activity{For: time.Minute, Statement: "SELECT stock FROM products WHERE id = ?"}
 	out := print(&inspect.Snapshot{Locks: []inspect.Lock{
 		{Strategy: "row", Key: "a", Stripe: -1, Holders: held(inspect.Holder{
@@ -106,12 +158,21 @@ func TestPrintLocks(t *testing.T) {
 		},
 	}})
 	for _, want := range []string{
-		"holds, in a transaction since 6.5s        shopd", // nothing under FOR
+		"holds, in a transaction for 6.5s        shopd", // nothing under FOR
 		"it has the lock for 500ms at least; since when is not known",
 		"it waits itself for b, which connection 3 (shopd) holds",
 		"all of them wait for connection 3 (shopd): idle for 1m0s, after: SELECT stock FROM products WHERE id = ?",
 		"; its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL 3 rolls all of it back",
 	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	out = print(&inspect.Snapshot{Locks: []inspect.Lock{{
+		Strategy: "lease", Key: "k", Stripe: -1, Remaining: 4 * time.Second, Waiters: inspect.Seen[inspect.Waiter]{More: true},
+		Holders: held(inspect.Holder{Client: client(2), Unrenewed: inspect.Value(26 * time.Second), ExpectedTTL: inspect.Value(30 * time.Second)}),
+	}}})
+	for _, want := range []string{"holds, not renewed yet, ~26s of 30s", "if its TTL is 30s, as far as", "was due after 10s", "the lease ends in 4s", "somebody may wait for it"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -130,7 +191,7 @@ func TestPrintLocks(t *testing.T) {
 		}
 	}
 	var shown strings.Builder
-	printLocks(&shown, false, &inspect.Snapshot{Locks: []inspect.Lock{{Strategy: "row", Key: "k", Stripe: -1, Holders: held(inspect.Holder{Client: client(2)})}}}, false, true)
+	printLocks(&shown, false, 0, &inspect.Snapshot{Locks: []inspect.Lock{{Strategy: "row", Key: "k", Stripe: -1, Holders: held(inspect.Holder{Client: client(2)})}}}, false, true)
 	if want := "who waits in the holder's own process is not seen"; !strings.Contains(shown.String(), want) {
 		t.Errorf("no %q in\n%s", want, shown.String())
 	}
@@ -145,6 +206,32 @@ func TestBrief(t *testing.T) {
 		if got := brief(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}
+	}
+}
+
+// TestWaitsOnce: of a process that holds many locks, and waits for many, the keys that it waits for are told once.
+func TestWaitsOnce(t *testing.T) {
+	const locks = 2100
+	var snap inspect.Snapshot
+	var keys []string
+	for i := range locks {
+		keys = append(keys, fmt.Sprintf("tenant:4711:invoice:%06d", i))
+	}
+	for i, key := range keys {
+		c := inspect.Client{ConnectionID: uint64(i + 1), User: "app", Host: fmt.Sprintf("10.0.0.1:%d", i), Program: "web-1:7:shopd", PID: 7}
+		snap.Locks = append(snap.Locks, inspect.Lock{Strategy: "row", Key: key, Stripe: -1, Holders: held(inspect.Holder{Client: c, WaitsFor: slices.Delete(slices.Clone(keys), i, i+1)})})
+	}
+	snap.Locks = append(snap.Locks, inspect.Lock{Strategy: "row", Key: "z", Stripe: -1, Holders: held(inspect.Holder{
+		Client: inspect.Client{ConnectionID: 5, Program: "web-1:7:shopd", PID: 7}, Activity: &inspect.Activity{Running: true}, WaitsFor: []string{"y"},
+	})})
+	var b strings.Builder
+	dbtest.OK(t, printJSON(&b, shown(&snap)))
+	if b.Len() > locks*600 {
+		t.Errorf("%d locks are %d bytes", locks, b.Len())
+	}
+	waits := shown(&snap).Waits
+	if len(waits) != 2 || waits[0].Program != "web-1:7:shopd" || waits[0].Host != "10.0.0.1" || !slices.Equal(waits[0].WaitsFor, keys) || waits[1].ConnectionID != 5 || !slices.Equal(waits[1].WaitsFor, []string{"y"}) {
+		t.Errorf("the waits are %d: %.300v", len(waits), waits)
 	}
 }
 
@@ -172,7 +259,7 @@ func TestLogRelease(t *testing.T) {
 	lock := inspect.Lock{Strategy: "lease", Key: "a\nb", Stripe: -1, Holders: held(inspect.Holder{Client: inspect.Client{Program: "web-1:7:shopd"}})}
 	logRelease(&b, &http.Request{RemoteAddr: "10.0.0.7:5123"}, lock, "a\nticket", nil)
 	when, rest, _ := strings.Cut(b.String(), " ")
-	if _, err := time.Parse(time.RFC3339, when); err != nil || rest != `10.0.0.7:5123 asked to take the lease lock on a\nb from web-1:7:shopd: released; reason: "a\nticket"`+"\n" {
+	if _, err := time.Parse(time.RFC3339, when); err != nil || rest != `10.0.0.7:5123 asked to take the lease lock on $'a\nb' from web-1:7:shopd: released; reason: "a\nticket"`+"\n" {
 		t.Errorf("the line is %q", b.String())
 	}
 	b.Reset()

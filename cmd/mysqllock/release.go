@@ -180,7 +180,7 @@ func (b *breaking) ask(snap *inspect.Snapshot, in io.Reader) error {
 	if file, ok := in.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
 		return errors.New("nobody is at a terminal to be asked: give --yes, to do it without")
 	}
-	printLocks(os.Stderr, coloursFor(os.Stderr), snap, false, true)
+	printLocks(os.Stderr, coloursFor(os.Stderr), widthOf(os.Stderr), snap, false, true)
 	fmt.Fprint(os.Stderr, "Take the lock away from who holds it? [y/N] ")
 	answer, err := bufio.NewReader(in).ReadString('\n')
 	if answer = strings.ToLower(strings.TrimSpace(answer)); err != nil || answer != "y" && answer != "yes" {

@@ -40,6 +40,10 @@ func TestRelease(t *testing.T) {
 					time.Sleep(150 * time.Millisecond)
 					return s.waiters(key) == 1
 				})
+				alive := func() bool { return true }
+				if strategy == "row" { // MySQL then tells the neighbour's thread of the lock
+					_, alive = s.SplitPages("mysqllock", s.Name, key)
+				}
 				s.command("release", key).start().fails(1, "--force")
 				s.command("release", key, "--force").start().fails(1, "--yes")
 				s.command("release", key, "--force", "--yes", "--slot", "3").start().fails(1, "nobody ")
@@ -54,6 +58,9 @@ func TestRelease(t *testing.T) {
 				if len(done.Released) != 1 || done.Released[0].Key != key || done.Released[0].Strategy != strategy ||
 					(done.Released[0].Token == 2) != (strategy == "lease") || (len(done.Released[0].Killed) == 1) == (strategy == "lease") {
 					t.Errorf("released: %+v", done)
+				}
+				if !alive() {
+					t.Fatal("the connection of a neighbour was ended")
 				}
 				dbtest.OK(t, <-next)
 				if err := hold.Release(); !errors.Is(err, mysqllock.ErrLost) {

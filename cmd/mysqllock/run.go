@@ -43,8 +43,9 @@ type run struct {
 
 func newRun(at *target) *cobra.Command {
 	r := &run{at: at}
+	var command []string
 	c := &cobra.Command{
-		Use:   "run [flags] KEY -- COMMAND [ARGUMENT...]",
+		Use:   "run [flags] KEY [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a command under a lock",
 		Long: `run takes a lease on the key, runs the command, and gives the lease back when
 the command has ended. Of all who use the key, on any machine, one runs at a time
@@ -106,16 +107,11 @@ Exit status: that of the command, 128+n if signal n has ended it, and
 
   # at most three imports at a time, on all machines together
   mysqllock run --key import --slots 3 -- ./import 'orders.csv'`,
-		Args: func(c *cobra.Command, args []string) error {
-			_, _, err := keyAndCommand(c, args)
+		Args: func(c *cobra.Command, args []string) (err error) {
+			r.key, command, err = keyAndCommand(c, args)
 			return err
 		},
-		RunE: func(c *cobra.Command, args []string) error {
-			key, command, err := keyAndCommand(c, args)
-			if err != nil {
-				return err
-			}
-			r.key = key
+		RunE: func(c *cobra.Command, _ []string) error {
 			r.hasTTL, r.hasWait = c.Flags().Changed("lease") || c.Flags().Changed("ttl"), c.Flags().Changed("wait")
 			return r.do(c.Context(), command)
 		},
@@ -160,19 +156,33 @@ func (r *run) check() error {
 }
 
 // keyAndCommand are what --key says, and the arguments; or else the first argument, and
-// those behind the --, which then has to be there: a command is not taken for a key.
+// those behind the --, which then has to be there: a command is not taken for a key. Flags may also
+// stand between the key and the --. It reads these, so it is called once.
 func keyAndCommand(c *cobra.Command, args []string) (key string, command []string, err error) {
+	const usage = "mysqllock run KEY [flags] -- COMMAND"
+	dashes := slices.Index(args, "--") // flags end at the key, so this is left there
 	switch {
 	case c.Flags().Changed("key"):
 		key, _ = c.Flags().GetString("key")
 		command = args
-	case len(args) > 1 && args[1] == "--": // flags end at the key, so this is left there
-		key, command = args[0], args[2:]
+	case len(args) == 0 || dashes == 0 || c.ArgsLenAtDash() == 0:
+		return "", nil, errors.New("no key is given: " + usage)
+	case dashes < 0:
+		return "", nil, fmt.Errorf("-- is missing between the key %q and the command: %s", args[0], usage)
 	default:
-		return "", nil, errors.New("no key is given: mysqllock run KEY -- COMMAND")
+		key, command = args[0], args[dashes+1:]
+		if err := c.Flags().Parse(args[1:dashes]); err != nil {
+			return "", nil, err
+		}
+		switch left := c.Flags().Args(); {
+		case len(left) > 0:
+			return "", nil, fmt.Errorf("%q stands between the key %q and the --, before which there are only flags: %s", left[0], key, usage)
+		case c.Flags().Changed("key"):
+			return "", nil, fmt.Errorf("the key is given twice: as %q, and by --key", key)
+		}
 	}
 	if len(command) == 0 {
-		return "", nil, errors.New("no command is given: mysqllock run KEY -- COMMAND")
+		return "", nil, errors.New("no command is given: " + usage)
 	}
 	return key, command, nil
 }

@@ -64,7 +64,7 @@ func TestRunExitCodes(t *testing.T) {
 			{125, "none of the others can be", []string{"-k", "k", "-n", "--wait", "1s", "--", "true"}},
 			{125, "--ttl", []string{"-k", "k", "--lease", "10ms", "--", "true"}},
 			{125, "--ttl", []string{"--ttl", "10ms", "k", "--", "true"}},
-			{125, "no key is given", []string{"k", "true"}},
+			{125, "-- is missing", []string{"k", "true"}},
 			{125, "no command is given", []string{"k", "--"}},
 			{125, "255", []string{"-k", strings.Repeat("k", 256), "--", "true"}},
 			{125, "--conflict-exit-code", []string{"-k", "k", "-E", "256", "--", "true"}},
@@ -304,4 +304,24 @@ func TestGrace(t *testing.T) {
 		}
 	}
 	dbtest.Equal(t, "with a lock that is no lease: %v", grace(30*time.Second, time.Time{}), 0)
+}
+
+// TestRunFlagsAfterKey: flags may stand on either side of the key; what is wrong there is said.
+func TestRunFlagsAfterKey(t *testing.T) {
+	onOneServer(t, func(t *testing.T, s *scratch) {
+		out := s.command("run", "k", "--ttl", "30s", "-n", "--", "sh", "-c", `echo $MYSQLLOCK_KEY "$1"`, "sh", "--ttl").start().must(0)
+		dbtest.Equal(t, "the command writes %q", out, "k --ttl\n")
+		for text, args := range map[string][]string{
+			`-- is missing between the key "k" and the command`: {"run", "k", "--ttl", "30s", "true"},
+			`"true" stands between the key "k" and the --`:      {"run", "k", "--ttl", "30s", "true", "--", "true"},
+			`the key is given twice`:                            {"run", "k", "--key", "l", "--", "true"},
+			`unknown flag: --tll`:                               {"run", "k", "--tll", "30s", "--", "true"},
+			`no key is given: mysqllock run KEY`:                {"run", "--ttl", "30s", "--", "true"},
+			`no command is given`:                               {"run", "k", "--ttl", "30s", "--"},
+			`[no-wait wait] were all set`:                       {"run", "-n", "k", "--wait", "3s", "--", "true"},
+			`--ttl is 3ms, want 1s or more`:                     {"run", "k", "--ttl", "3ms", "--", "true"},
+		} {
+			s.command(args...).start().fails(exitCannotLock, text)
+		}
+	})
 }

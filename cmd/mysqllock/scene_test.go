@@ -20,6 +20,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/record"
 	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -42,7 +43,8 @@ func acts() map[string]act {
 }
 
 // sceneJobs are the processes of the scene: the holder has all keys until it is told to end, and the
-// waiter waits for all. Each says its process id first, and the waiter when it begins to wait.
+// waiter waits for all. Each says its process id first, and the waiter when it begins to wait. The
+// neighbour has used other keys, new ones, whose rows split the index pages of the scene's, and has one.
 func sceneJobs() dbtest.Jobs {
 	return dbtest.Jobs{
 		"holder": func(db *sql.DB, in *bufio.Scanner) {
@@ -72,6 +74,25 @@ func sceneJobs() dbtest.Jobs {
 			}
 			in.Scan()
 		},
+		"neighbour": func(db *sql.DB, in *bufio.Scanner) {
+			var tx *sql.Tx
+			for _, near := range []string{"rov~", "row!", "sharec~", "shared!", "own"} { // each key of the scene comes between two
+				for n := 0; n < 150 && (near != "own" || n == 0); n++ {
+					var err error
+					tx, err = db.BeginTx(lockctx.With(context.Background(), fmt.Sprintf("%s%03d", near, n)), nil)
+					if err == nil && near != "own" {
+						err = tx.Commit()
+					}
+					if err != nil {
+						fmt.Println(err)
+						return
+					}
+				}
+			}
+			fmt.Println("has split the pages")
+			in.Scan()
+			_ = tx.Rollback()
+		},
 	}
 }
 
@@ -90,14 +111,15 @@ type scene struct {
 	holder, waiter string               // how their owners begin
 	first, last    map[string]time.Time // when each began to wait, at the earliest and at the latest
 	page           *httptest.Server
+	record         string // the file that a recorder writes
 	asker          *sql.DB
 	ended          <-chan string  // what the waiter says in the end
 	seen           map[string]int // how often each tool has shown who waits for each key
 	longest        map[string]time.Duration
 }
 
-// TestScene: of seven keys with a holder and a waiter in processes of their own, ls, ls --top, show,
-// the page and an error say nothing that is not so: no wait that is longer than it is, nobody as the
+// TestScene: of seven keys with a holder and a waiter in processes of their own, beside a neighbour's new
+// keys, ls, ls --top, show, the page, history and an error say nothing that is not so: no wait that is longer than it is, nobody as the
 // holder who is not, and not that nobody holds. What they know of a wait is all of it.
 // MYSQLLOCK_TEST_SCENE is for how long the scene lasts.
 func TestScene(t *testing.T) {
@@ -109,7 +131,7 @@ func TestScene(t *testing.T) {
 		sc := s.scene(t)
 		tools := map[string]func() map[string]told{
 			"ls": sc.listed("ls"), "show": sc.listed(append([]string{"show"}, slices.Sorted(maps.Keys(acts()))...)...),
-			"ls --top": sc.top, "the page": sc.onPage,
+			"ls --top": sc.top, "the page": sc.onPage, "history": sc.history,
 		}
 		for start := time.Now(); time.Since(start) < lasts; time.Sleep(min(lasts/5, 900*time.Millisecond)) {
 			for tool, says := range tools {
@@ -163,6 +185,14 @@ func (s *scratch) scene(t *testing.T) *scene {
 		sc.first[key] = time.Unix(0, nanos)
 	}
 	sc.ended = waiter.Said()
+	sc.record = s.file("locks.jsonl")
+	s.command("record", "--to", sc.record, "--every", "1s").start()
+	if got := dbtest.StartJob(t, "neighbour", dsn).Line(); got != "has split the pages" {
+		t.Fatal(got)
+	}
+	for _, key := range []string{"row", "shared"} {
+		s.MustHaveMoved(key)
+	}
 	ls := sc.listed("ls")
 	for key := range acts() {
 		dbtest.Soon(t, "somebody waits for "+key, func() bool { return len(ls()[key].waiters) > 0 })
@@ -203,7 +233,8 @@ func (sc *scene) look(tool string, says func() map[string]told) {
 				sc.T.Errorf("%s: %s waits for %s, and it says that %s does", tool, sc.waiter, key, who)
 			}
 		}
-		if len(is.waiters) > 1 {
+		// The recorder may meet who waits for the row of a lease on the way from the lease to the row.
+		if len(is.waiters) > 1 && (tool != "history" || key != "row of a lease") {
 			sc.T.Errorf("%s: one waits for %s, and it says %d", tool, key, len(is.waiters))
 		}
 		what := tool + ", " + key
@@ -259,6 +290,29 @@ func (sc *scene) top() map[string]told {
 	return all
 }
 
+// history is what the record tells of now.
+func (sc *scene) history() map[string]told {
+	var m record.Moment
+	now := time.Now().UTC()
+	dbtest.Soon(sc.T, "the recorder has looked", func() bool { _, err := os.Stat(sc.record); return err == nil })
+	sc.command("history", "--from", sc.record, "--at", now.Format(time.RFC3339Nano), "--json").read(&m)
+	all := make(map[string]told)
+	for _, e := range m.Holders {
+		is := all[e.Key]
+		is.seen, is.holders = true, append(is.holders, e.Program)
+		all[e.Key] = is
+	}
+	for _, e := range m.Waiters {
+		is, lasted := all[e.Key], ms(now.Sub(*e.Since))
+		is.waiters = append(is.waiters, e.Program)
+		if is.least = max(is.least, lasted); !e.Earlier {
+			is.known = max(is.known, lasted)
+		}
+		all[e.Key] = is
+	}
+	return all
+}
+
 // onPage is what the next view of the page of locks says.
 func (sc *scene) onPage() map[string]told {
 	t := sc.T
@@ -279,9 +333,8 @@ func (sc *scene) onPage() map[string]told {
 	for events.Scan() {
 		text, ok := strings.CutPrefix(events.Text(), "data: ")
 		var view struct {
-			Watched int64
-			Point   struct{ T int64 }
-			Locks   []struct {
+			Point struct{ T int64 }
+			Locks []struct {
 				Key              string
 				Holders, Waiters []client
 			}

@@ -26,8 +26,7 @@ whose account may not, or that set lockSchema=manual.`,
 }
 
 func newSchemaPrint(at *target) *cobra.Command {
-	var mariadb bool
-	c := &cobra.Command{
+	return &cobra.Command{
 		Use:   "print",
 		Short: "Print the SQL that makes the lock table",
 		Long: `print writes the SQL that makes the lock table, for the mysql client. It asks no
@@ -39,47 +38,56 @@ server, and needs to know none.`,
 			if err != nil {
 				return err
 			}
-			printSetup(c.OutOrStdout(), i.Setup(mariadb))
+			for _, statement := range i.Setup() {
+				fmt.Fprintf(c.OutOrStdout(), "%s;\n", statement)
+			}
 			return nil
 		},
-	}
-	c.Flags().BoolVar(&mariadb, "mariadb", false, "without the procedures, which MariaDB does not need")
-	return c
-}
-
-// printSetup writes statements for the mysql client, which has to be told where a
-// procedure ends.
-func printSetup(w io.Writer, statements []string) {
-	for _, s := range statements {
-		if strings.Contains(s, ";") {
-			fmt.Fprintf(w, "DELIMITER //\n%s//\nDELIMITER ;\n", s)
-			continue
-		}
-		fmt.Fprintf(w, "%s;\n", s)
 	}
 }
 
 func newSchemaApply(at *target) *cobra.Command {
-	return &cobra.Command{
+	var drop bool
+	c := &cobra.Command{
 		Use:   "apply",
 		Short: "Make the lock table, or bring it up to date",
-		Long: `apply makes the lock table and, on MySQL, its procedures, or brings them up to date.
-It may run at any time and again. It needs CREATE, INSERT and SELECT, for the
-procedures CREATE ROUTINE, and for a table of an older version ALTER. The driver
-works without the procedures, by more round trips, and without the columns that say
-since when leases are held: apply lists what is missing, and why.`,
-		Example: `  mysqllock schema apply`,
-		Args:    cobra.NoArgs,
+		Long: `apply makes the lock table, or brings it up to date. It may run at any time and again.
+It needs CREATE, INSERT and SELECT, and for a table of an earlier version ALTER. The
+driver works without the columns that say since when leases are held: apply tells if
+they are missing, and why.
+
+Earlier versions made procedures on MySQL, which this one does not call. With
+--drop-procedures apply drops those of the lock table, and says which; procedures of
+others it leaves alone. Programs of an earlier version that still run go their way
+without them, by more statements. One that starts later makes them again, if its
+account may: so drop them when the last such program is gone. It needs ALTER ROUTINE,
+and SYSTEM_USER if the account that made them has it.`,
+		Example: `  mysqllock schema apply
+  mysqllock schema apply --drop-procedures`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
-				lacks, err := i.MakeTable(ctx)
-				if err == nil {
-					printTable(c.OutOrStdout(), lacks)
+				lack, err := i.MakeTable(ctx)
+				if err != nil {
+					return err
+				}
+				printTable(c.OutOrStdout(), lack)
+				if !drop {
+					return nil
+				}
+				dropped, err := i.DropProcedures(ctx)
+				for _, name := range dropped {
+					fmt.Fprintf(c.OutOrStdout(), "dropped procedure %s\n", name)
+				}
+				if err == nil && len(dropped) == 0 {
+					fmt.Fprintln(c.OutOrStdout(), "no procedures of earlier versions are visible")
 				}
 				return err
 			})
 		},
 	}
+	c.Flags().BoolVar(&drop, "drop-procedures", false, "also drop the procedures of earlier versions")
+	return c
 }
 
 func newSchemaCheck(at *target) *cobra.Command {
@@ -87,15 +95,15 @@ func newSchemaCheck(at *target) *cobra.Command {
 		Use:   "check",
 		Short: "Say whether the lock table is as it should be",
 		Long: `check changes nothing. The exit status is 1 where the lock table is not as the driver
-needs it. Procedures that the account cannot call, and columns that only tell more,
-are listed: the driver works without them.`,
+needs it. Columns that only tell more are named if they are missing: the driver works
+without them.`,
 		Example: `  mysqllock schema check`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
-				lacks, err := i.CheckTable(ctx)
+				lack, err := i.CheckTable(ctx)
 				if err == nil {
-					printTable(c.OutOrStdout(), lacks)
+					printTable(c.OutOrStdout(), lack)
 				}
 				return naming("mysqllock schema apply", err)
 			})
@@ -103,22 +111,12 @@ are listed: the driver works without them.`,
 	}
 }
 
-// printTable tells of a lock table that is as it should be, and of procedures that it lacks.
-func printTable(w io.Writer, lacks []inspect.Lack) {
+// printTable tells of a lock table that is as it should be, and of columns that it lacks.
+func printTable(w io.Writer, lack inspect.Lack) {
 	fmt.Fprintln(w, "the lock table is as it should be")
-	for _, l := range lacks {
-		if l.Columns != "" {
-			fmt.Fprintf(w, "since when leases are held, and who has taken one away, is not told without %s\n", l)
-			fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has ALTER, when the table is little used`)
-			continue
-		}
-		fmt.Fprintf(w, "locks take more round trips without %s\n", l)
-		if len(l.Grants) == 0 {
-			fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has CREATE ROUTINE`)
-		}
-		for _, grant := range l.Grants {
-			fmt.Fprintf(w, "%s;\n", grant)
-		}
+	if lack.Columns != "" {
+		fmt.Fprintln(w, "since when leases are held, and who has taken one away, is not told without the columns of this version: "+lack.Why)
+		fmt.Fprintln(w, `run "mysqllock schema apply" with an account that has ALTER, when the table is little used`)
 	}
 }
 

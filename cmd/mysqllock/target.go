@@ -106,12 +106,14 @@ func (t *target) open(change func(*mysqllock.Config)) (*sql.DB, error) {
 	return sql.OpenDB(connector), nil
 }
 
-// inspector returns an Inspector, and what closes its handle.
-func (t *target) inspector() (*inspect.Inspector, func(), error) {
+// inspector returns an Inspector, and what closes its handle. several: its connections take several statements in a
+// text, as sessions do.
+func (t *target) inspector(several bool) (*inspect.Inspector, func(), error) {
 	cfg, locks, err := t.configs()
 	if err != nil {
 		return nil, nil, err
 	}
+	cfg.MultiStatements = cfg.MultiStatements || several
 	connector, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, nil, err
@@ -129,7 +131,12 @@ func (t *target) inspector() (*inspect.Inspector, func(), error) {
 
 // inspecting runs f with an Inspector.
 func (t *target) inspecting(ctx context.Context, f func(context.Context, *inspect.Inspector) error) error {
-	i, closeDB, err := t.inspector()
+	return t.inspectingBy(ctx, false, f)
+}
+
+// inspectingBy is inspecting with an Inspector as inspector returns it.
+func (t *target) inspectingBy(ctx context.Context, several bool, f func(context.Context, *inspect.Inspector) error) error {
+	i, closeDB, err := t.inspector(several)
 	if err != nil {
 		return err
 	}

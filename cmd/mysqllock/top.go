@@ -11,10 +11,14 @@ import (
 
 // heat is how much the keys of a class are waited for now.
 type heat struct {
-	class   string
+	class   string        // of the keys, or the key itself
+	shown   string        // the same for people
 	locks   inspect.Count // that are held or waited for
 	held    inspect.Count
 	waiting inspect.Count
+
+	seesWaiters bool // the server shows who waits by a statement
+
 	longest inspect.Waiter // the one with the longest wait, as far as is known
 	holder  string         // of the lock with the longest wait
 }
@@ -28,13 +32,14 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 	for _, lock := range snap.Locks {
 		key := lock
 		key.Slotted = false // its slots are one line
-		class := label(key, false)
+		class, shown := cmp.Or(lock.Key, label(key, false)), label(key, false)
 		if len(patterns) > 0 {
 			class = classOf(lock.Key)
+			shown = class
 		}
 		h := byClass[class]
 		if h == nil {
-			h = &heat{class: class}
+			h = &heat{class: class, shown: shown, seesWaiters: !waiters}
 			h.locks.More, h.held.More, h.waiting.More = holders || waiters, holders, waiters
 			byClass[class], all = h, append(all, h)
 		}
@@ -48,7 +53,7 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 
 func (h *heat) add(lock inspect.Lock) {
 	h.locks.Seen++
-	h.waiting.Seen += len(lock.Waiters.List)
+	h.waiting = h.waiting.Plus(lock.Waiters.Count())
 	h.held.Seen += min(len(lock.Holders.List), 1)
 	for _, waiter := range lock.Waiters.List {
 		if waiter.Least < h.longest.Least {
@@ -61,33 +66,44 @@ func (h *heat) add(lock inspect.Lock) {
 	}
 }
 
-// longestWait is "" only if nobody waits.
+// longestWait is "" if nobody is seen to wait, though somebody may.
 func (h *heat) longestWait() string {
-	if n, known := h.waiting.Known().Get(); known && n == 0 {
+	if h.waiting.Seen == 0 && h.seesWaiters {
 		return ""
 	}
 	return cmp.Or(waited(h.longest), "not known")
 }
 
+// waits is how many wait. "≥ 0" is of a key that nobody is seen to wait for, where the server shows most
+// waiters: one that asks again and again, as the first behind a lease whose holder has crashed, is not seen.
+func (h *heat) waits() string {
+	if h.waiting.Seen == 0 && h.waiting.More && h.seesWaiters {
+		return "≥ 0"
+	}
+	return h.waiting.String()
+}
+
 // ownLines is what no look at the server counts.
-const ownLines = "WAITING is who waits in the server: not who waits in the holder's own process, in its queue for the key or for a connection (maxConns), which its Stats and metrics count"
+const ownLines = "WAITING is who waits in the server, and ≥ where callers may ask again and again, which it does not show: not who waits in the holder's own process, in its queue for the key or for a connection (maxConns), which its Stats and metrics count"
 
 // printTop writes a line for each class of keys.
-func printTop(w io.Writer, c colours, snap *inspect.Snapshot, patterns []string) {
+func printTop(w io.Writer, c colours, width int, snap *inspect.Snapshot, patterns []string) {
 	rows := [][]string{{"KEYS", "LOCKS", "HELD", "WAITING", "LONGEST WAIT", "FOR"}}
 	for _, h := range heats(snap, patterns) {
-		rows = append(rows, []string{h.class, h.locks.String(), h.held.String(), h.waiting.String(), h.longestWait(), h.holder})
+		rows = append(rows, []string{h.shown, h.locks.String(), h.held.String(), h.waits(), h.longestWait(), h.holder})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(w, noLocks(snap))
 	} else {
-		table(w, c, fitted(rows, widthOf(w)), func(i int, line string) string {
+		fitting, leftOut := fitted(rows, width)
+		table(w, c, fitting, func(i int, line string) string {
 			if rows[i][5] != "" { // somebody waits
 				line = c.yellow(line)
 			}
 			return line
 		})
-		fmt.Fprintln(w, c.dim(wrapped(ownLines, widthOf(w), "  ")))
+		printNote(w, c, width, leftOut)
+		printNote(w, c, width, ownLines)
 	}
 	printGaps(w, c, snap)
 }
@@ -99,6 +115,8 @@ type jsonHeat struct {
 	Held    inspect.Known[int] `json:"held,omitzero"`
 	Waiting inspect.Known[int] `json:"waiting,omitzero"`
 	Longest float64            `json:"longest_wait_least_ms,omitempty"`
+
+	WaitersIncomplete bool `json:"waiters_incomplete,omitempty"`
 }
 
 // shown is snap for programs.
@@ -113,7 +131,7 @@ func (l *looking) shown(snap *inspect.Snapshot) any {
 		Classes []jsonHeat `json:"classes"`
 	}{jsonSnapshot: all, Classes: []jsonHeat{}}
 	for _, h := range heats(snap, l.classes) {
-		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest.Least)})
+		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest.Least), h.waiting.More})
 	}
 	return out
 }

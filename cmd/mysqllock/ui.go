@@ -58,6 +58,7 @@ clear: put something in front that encrypts.`,
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` to listen on; port 0 is any that is free")
 	c.Flags().BoolVar(&o.AllowRemote, "allow-remote", false, "also for other machines")
 	c.Flags().StringSliceVar(&o.Hosts, "host", nil, "`names` under which the page may be opened, beside localhost and addresses")
+	c.Flags().StringVar(&o.Record, "record", "", "also show the last hour of a key, from the `file` that record writes")
 	c.Flags().BoolVar(&o.AllowRelease, "allow-release", false, "the page may break locks, each after a question")
 	return c
 }

@@ -1,6 +1,10 @@
-// Package drain has workers share a table of tasks, each of which is to be done
-// once. It is plain GORM, which has no word for SKIP LOCKED in it: the context
-// says it.
+// Package drain has workers share a table of tasks, each of which is to be done once: with
+// database/sql, GORM, bun and ent. The SELECT of a worker says FOR UPDATE SKIP LOCKED. It locks
+// the tasks that it returns until the transaction ends, and leaves out those that others have
+// locked. No key is locked.
+//
+// Under READ COMMITTED it locks these and nothing between them; under REPEATABLE READ workers
+// would keep each other from changing the index on the state.
 package drain
 
 import (
@@ -9,9 +13,9 @@ import (
 
 	"gorm.io/driver/mysql"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	_ "github.com/mysqllock/mysqllock" // the driver
-	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // Task is something to be done.
@@ -22,40 +26,44 @@ type Task struct {
 	Runs   int    // how many times it was done
 }
 
-// Open opens the database with the driver of that name: "mysqllock", or "mysql"
-// to see what happens without.
-func Open(driver, dsn string, opts ...gorm.Option) (*gorm.DB, error) {
-	return gorm.Open(mysql.New(mysql.Config{DriverName: driver, DSN: dsn}), opts...)
-}
+// most is how many tasks a worker takes at a time.
+const most = 10
 
-// Work does tasks, 10 in a transaction, until none is left that nobody else is
-// at. The SELECT locks the tasks that it returns and leaves out those that others
-// have locked, so that each is done once.
-//
-// Under READ COMMITTED it locks these and nothing between them; under REPEATABLE
-// READ workers would keep each other from changing the index on the state.
-func Work(ctx context.Context, db *gorm.DB, worker string, do func(Task) error) (done int, err error) {
+var readCommitted = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+
+// All does tasks, some in a transaction, until none is left that nobody else is at.
+func All(some func() (int, error)) (done int, err error) {
 	for {
-		n := 0
-		err := db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-			var tasks []Task
-			claim := lockctx.Claim(ctx, lockctx.SkipLocked())
-			if err := tx.WithContext(claim).Where("state = ?", "new").Order("id").Limit(10).Find(&tasks).Error; err != nil {
-				return err
-			}
-			if n = len(tasks); n == 0 {
-				return nil
-			}
-			for _, task := range tasks {
-				if err := do(task); err != nil {
-					return err
-				}
-			}
-			return tx.Model(&tasks).Updates(map[string]any{"state": "done", "worker": worker, "runs": gorm.Expr("runs + 1")}).Error
-		}, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		n, err := some()
 		if err != nil || n == 0 {
 			return done, err
 		}
 		done += n
 	}
+}
+
+// Open opens the database for GORM.
+func Open(dsn string, opts ...gorm.Option) (*gorm.DB, error) {
+	return gorm.Open(mysql.New(mysql.Config{DriverName: "mysqllock", DSN: dsn}), opts...)
+}
+
+// Some does some tasks in a transaction, with GORM.
+func Some(ctx context.Context, db *gorm.DB, worker string, do func(id uint64) error) (n int, err error) {
+	skipLocked := clause.Locking{Strength: clause.LockingStrengthUpdate, Options: clause.LockingOptionsSkipLocked}
+	err = db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+		var tasks []Task
+		if err := tx.Clauses(skipLocked).Where("state = ?", "new").Order("id").Limit(most).Find(&tasks).Error; err != nil {
+			return err
+		}
+		if n = len(tasks); n == 0 {
+			return nil
+		}
+		for _, task := range tasks {
+			if err := do(task.ID); err != nil {
+				return err
+			}
+		}
+		return tx.Model(&tasks).Updates(map[string]any{"state": "done", "worker": worker, "runs": gorm.Expr("runs + 1")}).Error
+	}, readCommitted)
+	return n, err
 }

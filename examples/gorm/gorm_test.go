@@ -299,20 +299,23 @@ func (u usage) savePoint(t *testing.T) {
 	u.locked(t, "product:1", false)
 }
 
-// manual: a transaction that began without the hint takes the lock with the
-// first statement that has it.
+// manual: a transaction that began without the hint never gets the lock.
 func (u usage) manual(t *testing.T) {
 	u.shop.Restock(t, 9)
 	tx := u.db.WithContext(t.Context()).Begin()
 	check(t, tx.Error)
-	var p Product
-	check(t, tx.WithContext(lockctx.With(t.Context(), "product:1")).First(&p, 1).Error)
-	u.locked(t, "product:1", true)
-	p.Stock--
-	check(t, tx.Save(&p).Error)
-	check(t, tx.Rollback().Error)
+	check(t, tx.Create(&Order{ProductID: 1, Buyer: "Ann"}).Error)
+	for name, err := range map[string]error{
+		"First":  tx.WithContext(lockctx.With(t.Context(), "product:1")).First(new(Product), 1).Error,
+		"Update": tx.WithContext(lockctx.With(t.Context(), "product:1")).Model(&Product{ID: 1}).Update("stock", 0).Error,
+	} {
+		if !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), "the transaction began without the lock; begin it with the lock context, or put mysqllock.Do around it") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	u.locked(t, "product:1", false)
-	u.shop.Want(t, 9, 0)
+	check(t, tx.Commit().Error)
+	u.shop.Want(t, 9, 1)
 }
 
 // queryInRows: code that queries while it reads rows works without a lock on

@@ -86,6 +86,39 @@ func testShop(t *testing.T, shop *testshop.Shop) {
 			check(t, hold.Rollback())
 		}
 	})
+
+	t.Run("no lock", func(t *testing.T) {
+		shop.Restock(t, 5)
+		lock := lockctx.With(ctx, "product:1")
+		refused := func(err error, says string) {
+			t.Helper()
+			if !errors.Is(err, mysqllock.ErrUnsafe) || !strings.Contains(err.Error(), says) {
+				t.Errorf("got %v, want ErrUnsafe that says %q", err, says)
+			}
+		}
+		tx, err := db.BeginTxx(ctx, nil)
+		check(t, err)
+		const began = "the transaction began without the lock; begin it with the lock context, or put mysqllock.Do around it"
+		refused(tx.GetContext(lock, new(Product), "SELECT id, stock FROM products WHERE id = 1"), began)
+		_, err = tx.NamedExecContext(lock, "UPDATE products SET stock = :stock WHERE id = :id", Product{ID: 1})
+		refused(err, began)
+		check(t, tx.Commit())
+
+		conn, err := db.Connx(ctx)
+		check(t, err)
+		_, err = conn.ExecContext(ctx, "SET SESSION sort_buffer_size = 300000")
+		check(t, err)
+		refused(conn.GetContext(lock, new(Product), "SELECT id, stock FROM products WHERE id = 1"), "SET sort_buffer_size")
+		_, err = conn.BeginTxx(lock, nil)
+		refused(err, "put session variables and the default database into the DSN")
+		check(t, conn.Close())
+		for range 3 {
+			tx, err := db.BeginTxx(lock, nil)
+			check(t, err)
+			check(t, tx.Rollback())
+		}
+		shop.Want(t, 5, 0)
+	})
 }
 
 func open(t *testing.T, shop *testshop.Shop) *sqlx.DB {

@@ -41,6 +41,13 @@ var openers = map[string]func(dsn string) (*sql.DB, error){
 	"sqldb-logger": func(dsn string) (*sql.DB, error) {
 		return sqldblogger.OpenDriver(dsn, new(mysqllock.Driver), logger{}), nil
 	},
+	"sqldb-logger, as its README has it": func(dsn string) (*sql.DB, error) {
+		db, err := sql.Open("mysqllock", dsn)
+		if err != nil {
+			return nil, err
+		}
+		return sqldblogger.OpenDriver(dsn, db.Driver(), logger{}), db.Close()
+	},
 }
 
 // logger logs nothing.

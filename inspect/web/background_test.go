@@ -29,8 +29,8 @@ func TestBackground(t *testing.T) {
 }
 
 // TestReload: whoever opens the page again is sent the last view at once, with its age, also if
-// nobody looked in between and the server does not answer any more. When it answers again, what the
-// page counts is counted anew.
+// nobody looked in between and the server does not answer any more. Losses are counted since the page began
+// to look, whoever looks at it.
 func TestReload(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
@@ -61,8 +61,8 @@ func TestReload(t *testing.T) {
 		}
 		proxy.TurnTo(s.Config().Addr)
 		back := again.until("another view", func(e event) bool { return e.name == "view" })
-		if back.Watched <= view.Point.T || back.Losses.Since != back.Watched || view.Watched > view.Point.T || view.Watched == 0 {
-			t.Errorf("it counts since %d, and after it was gone since %d, of losses %d", view.Watched, back.Watched, back.Losses.Since)
+		if back.Losses.Since != view.Losses.Since || view.Losses.Since == 0 || view.Losses.Since > view.Point.T {
+			t.Errorf("at %d it counts losses since %d, and for later viewers since %d", view.Point.T, view.Losses.Since, back.Losses.Since)
 		}
 	})
 }

@@ -104,11 +104,11 @@ type data struct {
 	Namespace string
 	Locks     []lock
 	Unshown   int
-	Watched   int64
 	Held      int
 	Waiting   int
 	Longest   int64
 	Deadlocks *uint64
+	Circles   int
 	Losses    struct {
 		Total  uint64
 		Since  int64
@@ -125,6 +125,8 @@ type lock struct {
 	Remaining              int64
 	Token                  uint64
 	Nameless, Releasable   bool
+	Circle                 bool
+	Why                    string
 	Waiting                int
 	Holders, Waiters       []struct {
 		Program, User string

@@ -142,7 +142,7 @@ func (s *sampler) run(ctx context.Context) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	t := newTracker()
-	var before, watched time.Time // the look before this one, and the first one since a break
+	var before time.Time // the look before this one
 	for s.sleep(ctx) {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, lookBound)
@@ -152,8 +152,7 @@ func (s *sampler) run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			watched = time.Time{} // what happened meanwhile is not known
-			t.lose()
+			t.lose() // what happened meanwhile is not known
 			s.publish(ctx, newMessage("failed", failure{err.Error()}), nil, afterFail)
 			continue
 		}
@@ -165,21 +164,15 @@ func (s *sampler) run(ctx context.Context) {
 			}
 		}
 		v := newView(snap, s.past.classOf)
-		if watched.IsZero() {
-			watched = began
-		}
 		total, since, recent := s.losses.list()
-		if s.own {
-			since = watched
-		}
-		v.Watched, v.Losses.Since, v.Losses.Recent = watched.UnixMilli(), since.UnixMilli(), recent
+		v.Losses.Since, v.Losses.Recent = since.UnixMilli(), recent
 		if hidden, _ := snap.Incomplete(hint.StrategyLease); !s.own || !hidden {
 			v.Losses.Total = inspect.Value(total)
 		}
 		for i := range v.Losses.Recent {
 			v.Losses.Recent[i].Ago = milliseconds(time.Since(v.Losses.Recent[i].at))
 		}
-		s.setUnseen(t.soonest(background) - interval)
+		s.setUnseen(t.lapses.Soonest(background) - interval)
 		v.Point.Deadlocks = t.deadlocks.grown(v.Deadlocks)
 		var lost []loss
 		lost, s.counted = s.losses.since(s.counted)

@@ -34,6 +34,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 		return err == nil
 	}
 	greeting.Release, greeting.Window, greeting.Classes = h.options.AllowRelease, window.Milliseconds(), h.options.Class != nil
+	greeting.Record = h.options.Record != ""
 	for _, minutes := range ranges {
 		greeting.Ranges = append(greeting.Ranges, int64(minutes)*time.Minute.Milliseconds())
 	}

@@ -112,44 +112,6 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestBounds: while a lock is seen in the same hands, its age has a bound from earlier looks: a
-// lease with one token, and a row lock in one transaction. No lock is said to be older than it is.
-func TestBounds(t *testing.T) {
-	row := func(conn uint64, least, within float64) inspect.Lock {
-		seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-		h := inspect.Holder{Client: inspect.Client{ConnectionID: conn}, Least: seconds(least)}
-		if within > 0 {
-			h.Within = inspect.Value(seconds(within))
-		}
-		return inspect.Lock{Strategy: "row", Namespace: "shop", Key: "r", Name: "r", Stripe: -1, Holders: held(h)}
-	}
-	dated := row(1, 0, 30)
-	dated.Holders.List[0].Since = inspect.Value(4 * time.Second)
-	for name, steps := range map[string][]struct {
-		snap *inspect.Snapshot
-		want float64
-	}{
-		"a lease":               {{at(0, leased(1, 0, 30)), 0}, {at(9, leased(1, 9, 30)), 9}, {at(11, leased(1, 11, 41)), 11}, {at(12, leased(2, 12, 42)), 0}},
-		"a lease, not seen":     {{at(0, leased(1, 0, 30)), 0}, {at(5), 0}, {at(9, leased(1, 9, 30)), 0}},
-		"a transaction, pinged": {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3.3, 22)), 20}, {at(21, row(1, 0, 23)), 21}},
-		"another transaction":   {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3, 8)), 3}},
-		"the second in between": {{at(10, row(1, 10, 12)), 10}, {at(20, row(1, 3, 10.5)), 3}},
-		"another connection":    {{at(10, row(1, 10, 12)), 10}, {at(20, row(2, 3, 22)), 3}},
-		"no transaction known":  {{at(10, row(1, 10, 0)), 10}, {at(20, row(1, 3, 0)), 3}},
-		"a known time":          {{at(10, row(1, 10, 12)), 10}, {at(20, dated), 0}},
-	} {
-		tracker := newTracker()
-		for i, step := range steps {
-			tracker.follow(step.snap, 0)
-			for _, l := range step.snap.Locks {
-				if got := l.Holders.List[0].Least.Seconds(); got != step.want {
-					t.Errorf("%s, step %d: it is held for %v s at least, want %v", name, i, got, step.want)
-				}
-			}
-		}
-	}
-}
-
 func TestCounter(t *testing.T) {
 	n := inspect.Value[uint64]
 	var unknown inspect.Known[uint64]

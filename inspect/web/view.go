@@ -36,6 +36,7 @@ type hello struct {
 	Minutes []point `json:"minutes"` // with the most that was seen in each
 	Ranges  []int64 `json:"ranges"`  // how far one can look back, in milliseconds
 	Classes bool    `json:"classes"` // keys are in classes
+	Record  bool    `json:"record"`  // each lock has its last hour
 
 	// Of the view that follows at once, if there is one. All others are new when they are sent.
 	Age  int64 `json:"age"`  // how old it is
@@ -57,7 +58,6 @@ type view struct {
 	HeldMore  bool       `json:"heldMore,omitempty"`    // there may be more than are shown
 	WaitMore  bool       `json:"waitingMore,omitempty"` // likewise
 	Next      int64      `json:"next"`                  // when the server is asked again
-	Watched   int64      `json:"watched"`               // since when it was looked without a break: the page's clock
 
 	// What is not known is null.
 	Held      inspect.Known[int]    `json:"held"`
@@ -65,6 +65,7 @@ type view struct {
 	Unseen    inspect.Known[int]    `json:"unseen"`  // transactions with row locks that are not shown
 	Longest   inspect.Known[int64]  `json:"longest"` // wait, at least
 	Deadlocks inspect.Known[uint64] `json:"deadlocks"`
+	Circles   int                   `json:"circles"` // of waits, now
 	Losses    struct {
 		Total  inspect.Known[uint64] `json:"total"`
 		Since  int64                 `json:"since"` // when they began to be counted: the page's clock
@@ -106,10 +107,12 @@ type lockView struct {
 	Waiters    []client `json:"waiters"` // as many as there is room for
 	Waiting    int      `json:"waiting"`
 	InOrder    bool     `json:"inOrder,omitempty"`
+	Overtaken  bool     `json:"overtaken,omitempty"`   // the longest wait is not the first of them
 	HoldMore   bool     `json:"holdersMore,omitempty"` // there may be others
 	WaitMore   bool     `json:"waitersMore,omitempty"` // likewise
 	Releasable bool     `json:"releasable"`
 	Why        string   `json:"why,omitempty"`     // others wait: what the holder does, or for whom it waits itself
+	Circle     bool     `json:"circle,omitempty"`  // it is in a circle of waits
 	HoldsUp    int      `json:"holdsUp,omitempty"` // waiters, of other locks, too, that wait in the end for what the holder does
 }
 
@@ -126,6 +129,7 @@ type client struct {
 	Left    bool   `json:"left,omitempty"`
 	Silent  int64  `json:"silent,omitempty"`    // its lease was not renewed for so long, when that was due
 	TTL     int64  `json:"ttl,omitempty"`       // of its lease
+	Overdue int64  `json:"overdue,omitempty"`   // its first renewal: it is so old, if that is its TTL
 	Locks   int    `json:"locks,omitempty"`     // that end with the connection
 	More    bool   `json:"locksMore,omitempty"` // there may be more of them
 }
@@ -161,7 +165,8 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 			heldUp[chain[len(chain)-1].Holder] += len(l.Waiters.List)
 		}
 	}
-	v.Holders = len(holders)
+	circles := snap.Circles()
+	v.Holders, v.Circles = len(holders), len(circles)
 	v.Held, v.Waiting = snap.Held().Known(), snap.Waiting().Known()
 	if v.Waiting == inspect.Value(0) {
 		v.Longest = inspect.Value(int64(0))
@@ -175,6 +180,11 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 			one.Why = printable(reason(chain))
 			if len(chain) == 1 {
 				one.HoldsUp = heldUp[chain[0].Holder]
+			}
+		}
+		for _, c := range circles {
+			if c.Has(l) {
+				one.Why, one.Circle = printable(c.String()), true
 			}
 		}
 		v.Locks = append(v.Locks, one)
@@ -223,6 +233,9 @@ func reason(chain []inspect.Link) string {
 			text += fmt.Sprintf(" (connection %d)", h.ConnectionID)
 		}
 	}
+	if last := chain[len(chain)-1].Holder; len(last.WaitsFor) > 0 {
+		return text + ", which waits itself"
+	}
 	return text + ": begin with that one"
 }
 
@@ -230,7 +243,7 @@ func newLockView(l inspect.Lock) lockView {
 	v := lockView{
 		ID: id(l), Ref: ref(l), Strategy: l.Strategy,
 		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), InOrder: l.InOrder, Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
-		HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
+		Overtaken: l.Overtaken(), HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
 	}
 	if l.Slotted {
 		v.Slot = &l.Slot
@@ -255,6 +268,11 @@ func newLockView(l inspect.Lock) lockView {
 			renewed, _ := h.Renewed.Get()
 			ttl, _ := h.TTL.Get()
 			c.Silent, c.TTL = milliseconds(renewed), milliseconds(ttl)
+		}
+		if h.Overdue() {
+			unrenewed, _ := h.Unrenewed.Get()
+			ttl, _ := h.ExpectedTTL.Get()
+			c.Overdue, c.TTL = milliseconds(unrenewed), milliseconds(ttl)
 		}
 		c.Left, c.Locks, c.More = h.Left, h.Locks.Seen, h.Locks.More
 		v.Holders = append(v.Holders, c)

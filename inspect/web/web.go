@@ -41,14 +41,13 @@
 // What a Snapshot does, with what that cannot tell. Beyond that:
 //
 // How old that is. The page is called live if it is at most three seconds old. Else it says
-// of when it is, and when the next look is; or since when the server has not answered.
+// of when it is, how old that is, and when the next look is; or since when the server has not answered. A
+// view that is a minute old, or whose next look is overdue, is dimmed.
 // Whoever opens it again sees the last view at once.
 //
 // A wait is at least as long as it says. Who waits for a lease asks again every
 // few seconds; that wait is counted on for as long as nobody is granted the lease.
 // Who waits for another lock asks again after the lockTTL, from which it counts anew.
-// Likewise the age of a lease, or of a row lock in one transaction, has the best bound of
-// all looks in which it was seen without a break.
 //
 // Losses are those of the process whose [Losses] the page was given. Without, they
 // are leases that the page has seen run out without being renewed or given back: of
@@ -107,6 +106,10 @@ type Options struct {
 	// told by class. [inspect.Classes] makes it of patterns. nil tells it by key. It is called
 	// by one goroutine at a time.
 	Class func(key string) string
+
+	// Record is the file that a [record.Recorder] writes, on this machine: each lock has its last hour from it. ""
+	// is none.
+	Record string
 
 	// Background looks at the server also while nobody looks at the page, from New on:
 	// every ten seconds, or in each third of the shortest lease, but at most once a second. So
@@ -170,6 +173,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "page.events":
 		if only(w, r, http.MethodGet) {
 			h.stream(w, r)
+		}
+	case "page.history":
+		if only(w, r, http.MethodGet) {
+			h.history(w, r)
 		}
 	case "page.release":
 		if only(w, r, http.MethodPost) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/record"
 	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -268,7 +270,7 @@ func TestLossesOfProcess(t *testing.T) {
 			t.Fatalf("the holder is told %v", err)
 		}
 		d := stream.until("a loss", func(e event) bool { return e.data.Losses.Total > 0 })
-		if l := d.Losses; l.Total != 1 || l.Since != first.Losses.Since || l.Since > first.Watched || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || !strings.HasPrefix(l.Recent[0].Why, "commit: lock lost: ") {
+		if l := d.Losses; l.Total != 1 || l.Since != first.Losses.Since || l.Since > first.Point.T || len(l.Recent) != 1 || l.Recent[0].Key != `k\n` || l.Recent[0].Strategy != "row" || !strings.HasPrefix(l.Recent[0].Why, "commit: lock lost: ") {
 			t.Errorf("the losses are %+v", l)
 		}
 	})
@@ -409,6 +411,12 @@ func TestRelease(t *testing.T) {
 		for strategy, option := range strategies {
 			key := "the-" + strategy
 			holder, hold, granted := s.contend(key, option)
+			alive := func() bool { return true }
+			if strategy == "row" { // MySQL then tells the neighbour's thread of the lock
+				stream.until("the waiter is in the server", func(e event) bool { l := e.data.lock(key); return l != nil && l.Waiting == 1 })
+				_, alive = s.SplitPages("mysqllock", s.Name, key)
+				stream.next() // of before
+			}
 			d := stream.until("one waits", func(e event) bool { l := e.data.lock(key); return l != nil && l.Waiting == 1 && len(l.Holders) == 1 })
 			ref := d.lock(key).Ref
 			for name, test := range map[string]struct {
@@ -444,6 +452,9 @@ func TestRelease(t *testing.T) {
 			if r := released.Swap(nil); r == nil || *r != (release{"alice", key, 1, "it hangs", nil}) {
 				t.Errorf("%s: told of as %+v", strategy, r)
 			}
+			if !alive() {
+				t.Fatal("the connection of a neighbour was ended")
+			}
 			dbtest.OK(t, <-granted)
 			// The hold's own context may have ended by now, and database/sql says no more of it.
 			if _, err := holder.ExecContext(context.WithoutCancel(hold.Context()), "INSERT INTO work VALUES (1)"); !errors.Is(err, lockerr.ErrLost) {
@@ -469,4 +480,71 @@ func TestReleaseNotAllowed(t *testing.T) {
 	if body, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "AllowRelease") {
 		t.Errorf("answered with %s: %s", answer.Status, body)
 	}
+}
+
+// TestCircleOfWaits is told of both locks, and counted.
+func TestCircleOfWaits(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
+			t.Skip("it does not tell the processes by default")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer cancel()
+		process := func(owner string) *sql.DB { return s.process(mysqllock.Config{Owner: owner, TTL: 10 * patience}) }
+		option := map[string]lockctx.Option{"a": lockctx.Row(), "b": lockctx.Lease(10 * patience)}
+		s.acquire(process("one:1:shopd"), "a", option["a"])
+		s.acquire(process("two:2:shopd"), "b", option["b"])
+		for owner, key := range map[string]string{"one:1:shopd": "b", "two:2:shopd": "a"} {
+			db := process(owner)
+			waiting.Go(func() { _, _ = mysqllock.Acquire(ctx, db, key, option[key], lockctx.Wait(4*patience)) })
+		}
+		_, srv := s.page(web.Options{})
+		watch(t, srv).until("the circle is shown", func(e event) bool {
+			a, b := e.data.lock("a"), e.data.lock("b")
+			return e.data.Circles == 1 && a.Circle && b.Circle && strings.HasPrefix(a.Why, "a circle of waits: ") && a.Why == b.Why
+		})
+	})
+}
+
+// TestHistoryOfLock: the page is told the last hour of a lock from the file of a recorder, and of no other's key.
+func TestHistoryOfLock(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		i, err := inspect.New(s.root, inspect.Options{})
+		dbtest.OK(t, err)
+		path := filepath.Join(t.TempDir(), "locks.jsonl")
+		recorder, err := record.New(i, path, 100*time.Millisecond, 1<<20)
+		dbtest.OK(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := dbtest.Go(func() error { return recorder.Run(ctx) })
+		s.acquire(s.process(mysqllock.Config{Owner: "the holder"}), "k", lockctx.Lease(10*time.Minute))
+		s.acquire(s.process(mysqllock.Config{Owner: "another"}), "other", lockctx.Lease(10*time.Minute))
+		_, srv := serve(t, i, web.Options{Record: path})
+		d := watch(t, srv).until("both are held", func(e event) bool { return e.data.lock("k") != nil && e.data.lock("other") != nil })
+		ask := func(id string) (text string) {
+			t.Helper()
+			answer, err := srv.Client().Get(srv.URL + "/page.history?id=" + id)
+			dbtest.OK(t, err)
+			defer answer.Body.Close()
+			body, err := io.ReadAll(answer.Body)
+			dbtest.OK(t, err)
+			return fmt.Sprint(answer.StatusCode, " ", string(body))
+		}
+		dbtest.Soon(t, "the history has the holder", func() bool { return strings.Contains(ask(d.lock("k").ID), "the holder holds: lease, token") })
+		if text := ask(d.lock("k").ID); strings.Contains(text, "another") || !strings.Contains(text, "the recorder began") || !strings.HasPrefix(text, "200 ") {
+			t.Errorf("the history is %s", text)
+		}
+		cancel()
+		dbtest.OK(t, <-done)
+		dbtest.OK(t, os.Remove(path))
+		if text := ask(d.lock("k").ID); !strings.HasPrefix(text, "502 there is no record") {
+			t.Errorf("without a file it says %s", text)
+		}
+		_, plain := serve(t, i, web.Options{})
+		answer, err := plain.Client().Get(plain.URL + "/page.history?id=x")
+		dbtest.OK(t, err)
+		_ = answer.Body.Close()
+		dbtest.Equal(t, "without a record it is %d", answer.StatusCode, http.StatusNotFound)
+	})
 }

@@ -25,7 +25,7 @@ const retryAfter = time.Second
 // other error as it is.
 //
 //   - Unavailable: another caller has the key (ErrLocked, ErrTimeout), or this one could not be
-//     served (ErrExhausted). Nothing was run.
+//     served (ErrExhausted, ErrNoAnswer). Nothing was run.
 //   - Aborted: the work was rolled back, and may be done again from its beginning
 //     (ErrDeadlock, ErrConflict, ErrLost).
 //
@@ -56,7 +56,8 @@ func Code(err error) (code codes.Code, ok bool) {
 		return codes.Aborted, true
 	case errors.Is(err, mysqllock.ErrDeadlock), errors.Is(err, mysqllock.ErrConflict):
 		return codes.Aborted, true
-	case errors.Is(err, mysqllock.ErrLocked), errors.Is(err, mysqllock.ErrTimeout), errors.Is(err, mysqllock.ErrExhausted):
+	case errors.Is(err, mysqllock.ErrLocked), errors.Is(err, mysqllock.ErrTimeout),
+		errors.Is(err, mysqllock.ErrExhausted), errors.Is(err, mysqllock.ErrNoAnswer):
 		return codes.Unavailable, true
 	}
 	return codes.OK, false

@@ -110,6 +110,7 @@ func TestCode(t *testing.T) {
 		{of("lock", mysqllock.ErrLocked), codes.Unavailable},
 		{of("lock", mysqllock.ErrTimeout), codes.Unavailable},
 		{of("lock", mysqllock.ErrExhausted), codes.Unavailable},
+		{of("lock", mysqllock.ErrNoAnswer), codes.Unavailable},
 	} {
 		if got, ok := grpclock.Code(c.err); got != c.want || ok != (c.want != codes.OK) {
 			t.Errorf("%v: %v, %v, want %v", c.err, got, ok, c.want)

@@ -23,7 +23,7 @@ const retryAfter = "1"
 //   - 409 Conflict: another caller has the key, and this one would not wait (ErrLocked); or
 //     another has committed under it (ErrConflict).
 //   - 503 Service Unavailable: this caller has waited as long as it may (ErrTimeout), or
-//     could not be served (ErrExhausted, ErrDeadlock); or the lock was lost, and nothing is
+//     could not be served (ErrExhausted, ErrNoAnswer, ErrDeadlock); or the lock was lost, and nothing is
 //     committed (ErrLost).
 //
 // After each of them the client may send the same request again. An ErrLost whose outcome
@@ -38,7 +38,8 @@ func Status(err error) (status int, ok bool) {
 			return 0, false
 		}
 		return http.StatusServiceUnavailable, true
-	case errors.Is(err, mysqllock.ErrTimeout), errors.Is(err, mysqllock.ErrExhausted), errors.Is(err, mysqllock.ErrDeadlock):
+	case errors.Is(err, mysqllock.ErrTimeout), errors.Is(err, mysqllock.ErrExhausted),
+		errors.Is(err, mysqllock.ErrNoAnswer), errors.Is(err, mysqllock.ErrDeadlock):
 		return http.StatusServiceUnavailable, true
 	case errors.Is(err, mysqllock.ErrLocked), errors.Is(err, mysqllock.ErrConflict):
 		return http.StatusConflict, true

@@ -85,6 +85,7 @@ func TestStatus(t *testing.T) {
 		{of("commit", mysqllock.ErrConflict), http.StatusConflict},
 		{of("lock", mysqllock.ErrTimeout), http.StatusServiceUnavailable},
 		{of("lock", mysqllock.ErrExhausted), http.StatusServiceUnavailable},
+		{of("lock", mysqllock.ErrNoAnswer), http.StatusServiceUnavailable},
 		{of("lock", mysqllock.ErrDeadlock), http.StatusServiceUnavailable},
 	} {
 		if got, ok := httplock.Status(c.err); got != c.want || ok != (c.want != 0) {

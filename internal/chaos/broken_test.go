@@ -79,7 +79,7 @@ var wrongWays = []struct {
 	fault *fault
 	seen  func(*arena) bool
 }{
-	{"no fence", "a lease without the check before COMMIT", clientStoppedLong, (*arena).lostUpdate},
+	{"no fence", "a lease without the check before COMMIT", clockSet, (*arena).lostUpdate},
 	{"late notice", "a holder who is told a TTL too late that its lease has run out", blackHole, (*arena).lockedTwice},
 	{"retry without the lock", "a lost connection's write is run again on another, without the lock", connectionsKilled, (*arena).lostUpdate},
 	{"release before COMMIT", "the lock is given back before COMMIT", noFault, (*arena).lostUpdate},

@@ -27,7 +27,7 @@ func TestMaxConnsManyCallers(t *testing.T) {
 	if long {
 		callers, keys, on = n, n/100, dbtest.OnEveryServer[*scratch]
 	}
-	conns := max(keys/2, 4)
+	conns := max(keys/2, 6)
 	on(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.Limited(t, conns, "lockWait=5m")
 		dbtest.Exec(t, s.Plain, "DELETE FROM p")

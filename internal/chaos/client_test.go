@@ -547,11 +547,6 @@ func inSession(exclusive bool, opts ...lockctx.Option) way {
 	}
 }
 
-// inLateTx is a transaction that hears of its key late.
-func inLateTx(opts ...lockctx.Option) way {
-	return func(w *worker, ctx context.Context) { w.writes(ctx, w.key(), opts...) }
-}
-
 // inStatement is one statement, which does not know which state it makes: of the account that
 // has no lock where there are no options.
 func inStatement(opts ...lockctx.Option) way {

@@ -166,7 +166,7 @@ func (c crew) run(db *sql.DB) (sum tally) {
 				case err == nil:
 					sum.Grants[worker]++
 					sum.Longest = max(sum.Longest, waited)
-				case c.Nests && (errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, mysqllock.ErrExhausted)): // a busy server may not have answered within the wait
+				case c.Nests && (errors.Is(err, mysqllock.ErrDeadlock) || errors.Is(err, mysqllock.ErrTimeout) || errors.Is(err, mysqllock.ErrNoAnswer)): // a busy server may not have answered within the wait
 					sum.Broken++
 				default:
 					sum.Failed = err.Error()

@@ -258,15 +258,6 @@ func (a *arena) lockWrites() (unlock func()) {
 	}
 }
 
-// lockRow locks the row of key in the lock table until unlock is called.
-func (a *arena) lockRow(key string) (unlock func()) {
-	tx, err := a.admin().BeginTx(a.t.Context(), nil)
-	a.must(err)
-	var name string
-	a.must(tx.QueryRowContext(a.t.Context(), "SELECT name FROM "+a.database+".mysqllock WHERE namespace = ? AND name = ? FOR UPDATE", a.database, key).Scan(&name))
-	return func() { a.must(tx.Rollback()) }
-}
-
 // clean removes rows that are not used just now, through p. Where it is to be gone,
 // its transaction is left open.
 func (a *arena) clean(p *dbtest.Proxy, gone bool) {

@@ -39,8 +39,8 @@ var jobs = jobsOf(ttl)
 func jobsOf(ttl time.Duration) map[string]job {
 	lease := lockctx.Lease(ttl)
 	return map[string]job{
-		"row":        {keys: 2, ways: []way{inTx(true, row), inTxOfTwo(true, row), inLateTx(row), inSession(true, row), inDo(true, row), inHold(row), sharing}},
-		"lease":      {keys: 2, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inLateTx(lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing}},
+		"row":        {keys: 2, ways: []way{inTx(true, row), inTxOfTwo(true, row), inSession(true, row), inDo(true, row), inHold(row), sharing}},
+		"lease":      {keys: 2, ways: []way{inTx(true, lease), inTxOfTwo(true, lease), inSession(true, lease), underDo(lease), underHold(lease), underHold(lease), sharing}},
 		"advisory":   {keys: 2, ways: []way{inTx(true, advisory), inSession(true, advisory), underDo(advisory), underHold(advisory), underHold(advisory)}},
 		"optimistic": {keys: 2, ways: []way{inTx(false, optimistic), inSession(false, optimistic), inDo(false, optimistic, lockctx.Retry(3))}},
 		// Row locks, leases and versions of the same keys.

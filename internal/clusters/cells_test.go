@@ -138,23 +138,6 @@ func wantUnsafe(t *testing.T, err error, texts ...string) {
 	dbtest.Says(t, err, texts...)
 }
 
-// claims are refused where another node takes the same rows.
-func claims(t *testing.T, c *cluster) {
-	t.Run("claim", func(t *testing.T) {
-		t.Parallel()
-		s := c.scratch(t)
-		claim := func(db *sql.DB) error {
-			tx, err := db.BeginTx(dbtest.Within(s, dbtest.Patience), nil)
-			dbtest.OK(t, err)
-			defer tx.Rollback()
-			var id int
-			return tx.QueryRowContext(lockctx.Claim(dbtest.Within(s, dbtest.Patience), lockctx.SkipLocked()), "SELECT id FROM p ORDER BY id LIMIT 1").Scan(&id)
-		}
-		wantUnsafe(t, claim(s.open(0)), string(c.topology), "lockctx.With", "lockUnsafe=allow")
-		dbtest.OK(t, claim(s.open(0, "lockUnsafe=allow")))
-	})
-}
-
 // secondary: nothing can be locked there, whatever the handle allows, but for
 // what is no write.
 func secondary(t *testing.T, c *cluster) {
@@ -239,18 +222,6 @@ func rowLocks(t *testing.T, c *cluster) {
 		}
 		dbtest.OK(t, tx.Rollback())
 	})
-	t.Run("row/late", func(t *testing.T) { // in a transaction that is open already
-		t.Parallel()
-		s := c.scratch(t)
-		tx, err := s.open(0).BeginTx(dbtest.Within(s, dbtest.Patience), nil)
-		dbtest.OK(t, err)
-		_, err = tx.ExecContext(lockctx.With(dbtest.Within(s, dbtest.Patience), "p"), "UPDATE p SET stock = 7 WHERE id = 1")
-		dbtest.OK(t, err)
-		_, err = begin(s, 1, "", lockctx.NoWait())
-		dbtest.Want(t, err, mysqllock.ErrLocked)
-		dbtest.OK(t, tx.Commit())
-		s.wantStock(1, 1, 7)
-	})
 	for what, opts := range map[string][]lockctx.Option{"key": nil, "slots": {lockctx.Slots(1)}} {
 		t.Run("row/in vain/"+what, func(t *testing.T) {
 			t.Parallel()
@@ -262,10 +233,10 @@ func rowLocks(t *testing.T, c *cluster) {
 			_, err = db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p", append(opts, lockctx.Wait(300*time.Millisecond))...), nil)
 			dbtest.Want(t, err, mysqllock.ErrTimeout)
 
-			// In a transaction that is open already, the end of the wait may have ended
+			// In a transaction of another key, the end of the wait may have ended
 			// that: then nothing of it is committed, and else all of it.
-			late := func(wait time.Duration) (*sql.Tx, error) {
-				tx, err := db.BeginTx(dbtest.Within(s, dbtest.Patience), nil)
+			second := func(wait time.Duration) (*sql.Tx, error) {
+				tx, err := db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "first"), nil)
 				dbtest.OK(t, err)
 				_, err = tx.Exec("UPDATE p SET stock = 7 WHERE id = 1")
 				dbtest.OK(t, err)
@@ -273,7 +244,7 @@ func rowLocks(t *testing.T, c *cluster) {
 				return tx, err
 			}
 			for _, wait := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond} { // less, and more, than one look at a slot
-				tx, err := late(wait)
+				tx, err := second(wait)
 				dbtest.Want(t, err, mysqllock.ErrTimeout)
 				if _, err = tx.Exec("UPDATE p SET stock = 7 WHERE id = 3"); err == nil {
 					dbtest.OK(t, tx.Commit())
@@ -290,7 +261,7 @@ func rowLocks(t *testing.T, c *cluster) {
 
 			released := make(chan error, 1)
 			time.AfterFunc(time.Second, func() { released <- held.Rollback() })
-			tx, err := late(time.Minute)
+			tx, err := second(time.Minute)
 			dbtest.OK(t, err)
 			dbtest.OK(t, tx.Commit())
 			dbtest.OK(t, <-released)

@@ -1,6 +1,6 @@
 // Package fakeserver is a MySQL server in memory, for tests of the engine without a
 // network, and for package mysqllocktest. It knows the statements of locks of all kinds,
-// of the procedures only that of row locks, and one table of the engine's tests:
+// one in each text, and one table of the engine's tests:
 // "SELECT stock FROM p WHERE id = ?" and "UPDATE p SET stock = ? WHERE id = ?".
 // What it does not know fails, and Unknown says what that was.
 package fakeserver
@@ -42,14 +42,12 @@ type Server struct {
 	engine  Engine
 }
 
-// Product says which server it is: one that is asked in another way for the first lock of a
-// transaction.
+// Product says which server it is: MariaDB is asked for some locks in other words.
 type Product int
 
-// The products. MySQL is one without procedures.
+// The products.
 const (
 	MySQL Product = iota
-	MySQLWithProcedure
 	MariaDB
 )
 
@@ -250,9 +248,25 @@ func (s *Server) Open(owner string) *Conn {
 // Driver is that of go-sql-driver/mysql.
 func (s *Server) Driver() driver.Driver { return mysql.MySQLDriver{} }
 
+// has reports whether text contains part, and no word of part goes on behind it: READ-COMMITTED is no COMMIT.
+func has(text, part string) bool {
+	for rest := text; ; {
+		_, after, found := strings.Cut(rest, part)
+		if !found {
+			return false
+		}
+		if after == "" || !letter(part[len(part)-1]) || !letter(after[0]) {
+			return true
+		}
+		rest = after
+	}
+}
+
+func letter(c byte) bool { return 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' }
+
 func (s *Server) announce(text string) {
 	s.signals = slices.DeleteFunc(s.signals, func(g signal) bool {
-		found := strings.Contains(text, g.text)
+		found := has(text, g.text)
 		if found {
 			close(g.c)
 		}
@@ -262,7 +276,7 @@ func (s *Server) announce(text string) {
 
 // fault takes the fault that text meets, if any.
 func (s *Server) fault(text string) *fault {
-	i := slices.IndexFunc(s.faults, func(f *fault) bool { return strings.Contains(text, f.text) })
+	i := slices.IndexFunc(s.faults, func(f *fault) bool { return has(text, f.text) })
 	if i < 0 {
 		return nil
 	}
@@ -285,6 +299,7 @@ type Conn struct {
 	stock      map[int64]int64 // what the transaction has written
 	saved      []savepoint
 	undo       []func() // takes back what it has changed in the lock table
+	rowCount   int64    // of the last statement
 	cut        bool     // the client has lost it, and the server does not know
 	gone       bool
 	lost       chan struct{} // closed when it is gone
@@ -523,6 +538,9 @@ func (c *Conn) run(ctx context.Context, text string, args []driver.NamedValue) (
 	c.text = text
 	r, err := c.do(ctx, text, args)
 	c.text = ""
+	if c.rowCount = r.affected; err != nil || r.width > 0 {
+		c.rowCount = -1
+	}
 	if panics {
 		panic("the driver")
 	}
@@ -550,8 +568,14 @@ var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION
 
 // do does a statement.
 func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
+	if strings.HasPrefix(text, "SET STATEMENT ") {
+		_, text, _ = strings.Cut(text, " FOR ")
+	}
 	if r, known, err := c.doRowByRow(ctx, text); known {
 		return r, err
+	}
+	if fence.MatchString(text) {
+		return c.fence(ctx, text)
 	}
 	if r, known, err := c.doLeases(ctx, filled(text, args)); known {
 		return r, err
@@ -561,11 +585,13 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case verb == "SET" && strings.HasPrefix(rest, "@mysqllock = "):
 		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1") && !strings.Contains(rest, "/*T! , autocommit = 0 */")
 		return reply{}, nil
-	case verb == "SET" && strings.HasPrefix(strings.ToUpper(rest), "@MYSQLLOCK_WAIT"), strings.HasPrefix(text, "SET SESSION "),
-		strings.HasPrefix(text, "SET TRANSACTION ISOLATION LEVEL "), text == "SET @a = 1":
+	case strings.HasPrefix(text, "SET SESSION "), strings.HasPrefix(text, "SET TRANSACTION ISOLATION LEVEL "), text == "SET @a = 1":
 		return reply{}, nil // it limits nothing by itself
-	case strings.HasPrefix(text, "SELECT ROUTINE_COMMENT"):
-		return reply{width: 1}, nil // no procedures
+	case verb == "SET" && strings.Contains(rest, "@@transaction_read_only = @@transaction_read_only"):
+		if c.open {
+			return reply{}, &mysql.MySQLError{Number: 1568, Message: "Transaction characteristics can't be changed while a transaction is in progress"}
+		}
+		return reply{}, nil
 	case strings.HasPrefix(text, "SELECT ID FROM (SELECT ID, USER, HOST"):
 		return c.running(text), nil
 	case sought.MatchString(text): // a connection that is to be killed
@@ -581,9 +607,6 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case text == "COMMIT", text == "ROLLBACK":
 		c.end(text == "COMMIT")
 		return reply{}, nil
-	case strings.HasPrefix(text, "CALL `shop`.`mysqllock_held3`(TRUE, "): // it takes a limit off, too
-		c.end(strings.HasSuffix(text, "/* COMMIT */"))
-		return reply{}, nil
 	case verb == "SAVEPOINT":
 		c.saved = slices.DeleteFunc(c.saved, func(p savepoint) bool { return p.name == rest })
 		c.saved = append(c.saved, savepoint{rest, maps.Clone(c.stock), len(c.undo)})
@@ -598,7 +621,7 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 		if e.Lacks != nil {
 			return reply{}, e.Lacks
 		}
-		return one(e.Version, "shop", "0", "0", "REPEATABLE-READ", "0", cluster, int64(0), "uuid", int64(0), "28800", "db 3306", int64(0), e.Variable, e.Comment)
+		return one(e.Version, "shop", "0", "0", "REPEATABLE-READ", "0", cluster, int64(0), "uuid", int64(0), "28800", int64(0), e.Variable, e.Comment)
 	case strings.HasPrefix(text, "SELECT @@version,"):
 		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, cmp.Or(c.s.engine.Database, "shop"))
 	case strings.HasPrefix(text, "SELECT @@transaction_isolation, @@innodb_rollback_on_timeout"):
@@ -617,11 +640,7 @@ func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (r
 	case strings.Contains(text, "@@completion_type"):
 		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
 	case strings.HasPrefix(text, "SELECT ENGINE"):
-		var procedure driver.Value
-		if c.s.Product == MySQLWithProcedure {
-			procedure = int64(1)
-		}
-		return one("InnoDB", "namespace,name,owner,token,expires,versioned", procedure, procedure)
+		return one("InnoDB", "namespace,name,owner,token,expires,versioned")
 	case strings.Contains(text, "AND expires BETWEEN"):
 		return reply{width: 1}, nil // no clean-up is under way
 	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):

@@ -20,7 +20,6 @@ var (
 	namespace = regexp.MustCompile(`namespace = x'([0-9a-f]*)'`)
 	looked    = regexp.MustCompile(`name IN \(([^)]*)\) FOR UPDATE SKIP LOCKED$`)
 	askedFor  = regexp.MustCompile(`IF\(` + among + ` AND NOT `)
-	yielding  = regexp.MustCompile(`IF\(` + among + ` AND IS_FREE_LOCK`)
 	pairs     = regexp.MustCompile(`\(x'([0-9a-f]*)', x'([0-9a-f]*)'\)`)
 	whether   = regexp.MustCompile(`owner <=> x'([0-9a-f]*)'`)
 	granted   = regexp.MustCompile(`token = token \+ \(` + among + `\)`)
@@ -173,13 +172,8 @@ func (c *Conn) look(text string) reply {
 			if c.s.named[wake] == nil {
 				c.s.named[wake] = &named{c, make(chan struct{})}
 			}
-			switch {
-			case isAmong(first(yielding, text), m[1]) && c.s.named[lockname.OfLeasePoller(space, unhex(m[1]))] != nil:
-				found = "3"
-			case c.s.named[wake].holder == c:
+			if found = "1"; c.s.named[wake].holder == c {
 				found = "2"
-			default:
-				found = "1"
 			}
 		}
 		r.values = append(r.values, []driver.Value{unhex(m[1]), k.token, number(k.owner == first(whether, text)), k.remaining(), found})

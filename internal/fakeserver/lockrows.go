@@ -1,6 +1,7 @@
 package fakeserver
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"encoding/hex"
@@ -208,8 +209,7 @@ var (
 	inTurn      = regexp.MustCompile(` >= (\d)`)
 	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
 	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
-	most        = regexp.MustCompile(`v_most BIGINT UNSIGNED DEFAULT '?(\d+)`)
-	call        = regexp.MustCompile("^CALL `shop`.`mysqllock_lock2`\\(x'[0-9a-f]*', (?:NULL|x'([0-9a-f]*)'), (true|false), (NULL|\\d+), \\d+, \\d+, (?:true|false)\\)$")
+	fence       = regexp.MustCompile(`^SELECT (?:/\*\+.*?\*/ )?IF\(MAX\(r\.token = (\d+) AND r\.owner = x'([0-9a-f]*)' AND .* LIMIT 1 (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)`)
 	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
 
@@ -246,42 +246,6 @@ func (s *Server) exist(text string) reply {
 	}
 	r.width = 2
 	return r
-}
-
-// begin begins a transaction and locks a row, in one statement: the answer may say nothing.
-func (c *Conn) begin(ctx context.Context, text string) (reply, error) {
-	c.end(true)
-	c.open, c.began = true, time.Now()
-	quiet, shared, name := "NULL", strings.Contains(text, "LOCK IN SHARE MODE"), first(lockedNames, text)
-	var refused error = &mysql.MySQLError{Number: 1205, Message: "Lock wait timeout exceeded; try restarting transaction"}
-	switch m := call.FindStringSubmatch(text); {
-	case m != nil && m[1] == "": // it locks nothing
-		return reply{}, nil
-	case m != nil:
-		name, shared, quiet, refused = m[1], m[2] == "true", m[3], notNow()
-	case strings.Contains(text, "v_name"):
-		name, quiet = first(unhexed, text), first(most, text)
-	case name == "": // it locks nothing
-		return reply{}, nil
-	case strings.Contains(text, "UNION ALL"):
-		r, err := c.lock(ctx, strings.ReplaceAll(text, "FOR UPDATE", "FOR UPDATE NOWAIT"))
-		if err != nil {
-			err = refused
-		}
-		return r, err
-	}
-	k := c.s.row(name)
-	if err := c.hold(ctx, k, shared, true); err != nil {
-		return reply{}, refused
-	}
-	if n, err := strconv.ParseUint(quiet, 10, 64); err == nil && k.made && k.owner == "" && !k.versioned && uint64(k.token) <= n {
-		return reply{}, nil
-	}
-	r := c.tells(k)
-	if call.MatchString(text) && k.owner != "" {
-		c.end(false)
-	}
-	return r, nil
 }
 
 // tells is the answer of a statement that has locked a row.
@@ -382,8 +346,6 @@ func namesIn(text string) (names []string) {
 func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
 	text = filled(text, args)
 	switch {
-	case strings.HasPrefix(text, "BEGIN NOT ATOMIC SET SESSION idle"), strings.HasPrefix(text, "BEGIN NOT ATOMIC DECLARE v_name"), call.MatchString(text):
-		r, err = c.begin(ctx, text)
 	case lockedNames.MatchString(text):
 		r, err = c.lock(ctx, text)
 	case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
@@ -415,7 +377,7 @@ func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 		r.affected = 1
 	case strings.Contains(text, "LAST_INSERT_ID(`shop`.`mysqllock`.token + 1)"):
 		r, err = c.lease(text)
-	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK("):
+	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK("), strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = NULL"):
 		r = c.unlease(text)
 	case strings.HasPrefix(text, "SELECT owner FROM `shop`.`mysqllock` WHERE"):
 		r.width = 1
@@ -424,8 +386,6 @@ func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue
 		}
 	case strings.HasPrefix(text, "SELECT released FROM `shop`.`mysqllock` WHERE"): // nobody has taken it away
 		r.width = 1
-	case strings.Contains(text, "r.name FROM `shop`.`mysqllock` r WHERE"):
-		r, err = c.fence(ctx, text)
 	default:
 		return r, false, nil
 	}
@@ -494,9 +454,9 @@ func (c *Conn) lease(text string) (reply, error) {
 	return reply{id: k.token, affected: 2}, nil
 }
 
-// unlease gives a lease and its wake-up lock back.
+// unlease gives a lease back, and its wake-up lock where text has that.
 func (c *Conn) unlease(text string) reply {
-	k, owner, wake := c.s.row(first(unhexed, text)), ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
+	k, owner, wake := c.s.row(cmp.Or(first(unhexed, text), first(oneName, text))), ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
 	if strconv.FormatInt(k.token, 10) != first(token, text) || k.owner != owner[len(owner)-1][1] {
 		return reply{}
 	}
@@ -512,18 +472,20 @@ func (c *Conn) unlease(text string) reply {
 	return reply{affected: 1}
 }
 
-// fence tells which leases are still held, and locks their rows.
+// fence locks the row of a lease, and stops where the lease is not held.
 func (c *Conn) fence(ctx context.Context, text string) (reply, error) {
-	r := reply{width: 1}
-	for _, part := range strings.Split(text, " UNION ALL ") {
-		name := oneName.FindStringSubmatch(part)[1]
-		k := c.s.row(name)
-		if err := c.hold(ctx, k, true, false); err != nil {
-			return reply{}, err
-		}
-		if is, _ := strconv.ParseInt(token.FindStringSubmatch(part)[1], 10, 64); is == k.token && k.live() && k.owner == ourOwner.FindStringSubmatch(part)[1] {
-			r.values = append(r.values, []driver.Value{unhex(name)})
-		}
+	c.implicit()
+	of, k := fence.FindStringSubmatch(text), c.s.row(first(oneName, text))
+	if err := c.hold(ctx, k, of[3] != "FOR UPDATE", false); err != nil {
+		return reply{}, err
 	}
-	return r, nil
+	if of[1] != strconv.FormatInt(k.token, 10) || of[2] != k.owner || !k.live() {
+		return reply{}, stopped()
+	}
+	return one(int64(1))
+}
+
+// stopped is the error of a guard whose condition is not true.
+func stopped() error {
+	return &mysql.MySQLError{Number: 1242, Message: "Subquery returns more than 1 row"}
 }

@@ -52,11 +52,12 @@ var (
 	comment = regexp.MustCompile(`/\*.*?\*/ ?`)
 )
 
-// scalars evaluates expressions over named locks: what the statements of advisory locks
-// and of wake-up locks are made of. ok is false where there is anything else in text.
+// scalars evaluates expressions over named locks: what the statements of advisory locks,
+// of wake-up locks and guards are made of. ok is false where there is anything else in text.
 func (c *Conn) scalars(ctx context.Context, text string, args []driver.NamedValue) (values []driver.Value, ok bool, err error) {
 	e := &expression{c: c, ctx: ctx, args: args}
 	text = strings.ReplaceAll(strings.TrimSuffix(comment.ReplaceAllString(text, ""), " LIMIT 1"), "_utf8mb4'", "'")
+	text = strings.ReplaceAll(text, "(SELECT 1 UNION ALL SELECT 2)", "STOP()")
 	for rest := strings.TrimSpace(text); rest != ""; {
 		m := tokens.FindStringSubmatchIndex(rest)
 		if m == nil || m[0] != 0 {
@@ -187,6 +188,11 @@ func (e *expression) apply(name string, args []driver.Value) driver.Value {
 	switch name {
 	case "CONNECTION_ID":
 		return e.c.id
+	case "ROW_COUNT":
+		return e.c.rowCount
+	case "STOP":
+		e.err = stopped()
+		return nil
 	case "COALESCE":
 		for _, v := range args {
 			if v != nil {

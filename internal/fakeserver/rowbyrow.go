@@ -9,14 +9,12 @@ import (
 	"time"
 )
 
-var fences = regexp.MustCompile(`name = x'([0-9a-f]*)' AND token = (\d+) AND owner = x'([0-9a-f]*)'`)
-
 // doRowByRow does what is sent for leases where there are no named locks: statements that lock
 // rows, and change them if they are as the condition says.
 func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool, err error) {
 	what, where, _ := strings.Cut(text, " WHERE ")
 	changes := strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET ") && !strings.Contains(text, "_LOCK(") && !strings.Contains(text, "LAST_INSERT_ID(")
-	locks := regexp.MustCompile(` FOR UPDATE( NOWAIT| WAIT \d+)?$`).MatchString(text) &&
+	locks := regexp.MustCompile(` FOR UPDATE( NOWAIT)?$`).MatchString(text) &&
 		regexp.MustCompile("^SELECT (token, IF|owner = |name, ).* FROM `shop`.`mysqllock`$").MatchString(what)
 	if c.s.engine.Lacks == nil && !strings.Contains(c.s.engine.Variable, "TiDB") || !changes && !locks {
 		return r, false, nil
@@ -26,7 +24,6 @@ func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool
 	if names == nil {
 		names = []string{first(oneName, where)}
 	}
-	fence := strings.HasPrefix(what, "SELECT name, ") && strings.Contains(what, "token = ")
 	for _, name := range names {
 		k := c.s.row(name)
 		if err := c.hold(ctx, k, false, strings.HasSuffix(text, "NOWAIT")); err != nil {
@@ -40,12 +37,6 @@ func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool
 		switch {
 		case changes:
 			c.change(k, func() { k.set(what) })
-		case fence:
-			ours := false
-			for _, m := range fences.FindAllStringSubmatch(what, -1) {
-				ours = ours || m[1] == name && m[2] == strconv.FormatInt(k.token, 10) && m[3] == k.owner && k.live()
-			}
-			r.values = append(r.values, []driver.Value{unhex(name), number(ours)})
 		case strings.HasPrefix(what, "SELECT name, "):
 			r.values = append(r.values, []driver.Value{unhex(name), k.token})
 		case strings.HasPrefix(what, "SELECT owner = "):

@@ -25,6 +25,10 @@ func reservedConns(maxConns int) int {
 	return 2
 }
 
+// lockKinds is how many pools of lock connections there are, for leases and for advisory locks. A
+// budget keeps a connection for each: callers that have all others may each ask for such a lock.
+const lockKinds = 2
+
 // App takes a connection for statements of the application, from a budget; wait is as for
 // acquire.
 func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
@@ -34,9 +38,10 @@ func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 	return link, pool.ExplainFull(err)
 }
 
-// Dedicated takes a connection from the pool of sessions.
-func (k *Handle) Dedicated(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
-	by.Pooled = by.Pooled && !l.sessions.Ready()
+// Session takes a session. by.Beside says that the caller has a connection of database/sql in its hand for as long
+// as it needs the session.
+func (k *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
+	by.Pooled = by.Pooled && !by.Beside && !l.sessions.Ready()
 	ctx, done, err := k.waiting(ctx, by, Sought{})
 	if err != nil {
 		return nil, err
@@ -45,44 +50,22 @@ func (k *Handle) Dedicated(ctx context.Context, l *Locks, by Caller, wait time.D
 	return k.acquire(ctx, l.sessions, by, wait)
 }
 
+// Short says which bound keeps a caller from a session now; nil for none.
+func (l *Locks) Short() error { return l.sessions.Exhausted() }
+
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in
 // database/sql. Only if for the length of wait, and for a second, it has not moved up, it
 // gives up: all connections may be held by units of work that need one more each.
 func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
-	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer}
+	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer, Beside: by.Beside}
 	if k.Bounded() {
 		as.Urgent, as.Waits = by.Urgent, by.Waits
 	}
 	link, err := p.AcquireAs(ctx, as)
-	cause := context.Cause(ctx)
-	switch {
-	case err == nil:
-		return link, nil
-	case errors.Is(err, pool.ErrStuck):
-		return nil, k.exhausted(p, nil)
-	case server.Full(err):
-		return nil, lockerr.With(lockerr.ErrExhausted, err)
-	case cause == nil, errors.Is(err, pool.ErrNotOpened):
-		return nil, err
-	case errors.Is(cause, ctx.Err()) && !p.Ready():
-		return nil, k.exhausted(p, ctx.Err())
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errYield) {
+		return nil, cause
 	}
-	return nil, cause
-}
-
-// exhausted is the error of a caller who has waited for a connection of p; ended is what ended
-// its context, if that is why it waits no longer.
-func (k *Handle) exhausted(p *pool.Pool, ended error) error {
-	err := fmt.Errorf("all %d connections for sessions are in use (lockMaxConns); allow more of them, or hold locks for less time", k.Settings.LockMaxConns)
-	if k.Bounded() && (p == k.apps || k.Settings.LockMaxConns >= k.Settings.MaxConns) {
-		inUse, waiting, reserved := k.conns.Shortage()
-		err = fmt.Errorf("none of the %d connections of this handle (maxConns) was free: %d in use, of which %d wait in the server for locks, and %d reserved for the driver's own statements; allow more of them, or let units of work need fewer at a time",
-			k.Settings.MaxConns, inUse, waiting, reserved)
-	}
-	if ended != nil {
-		err = fmt.Errorf("%w: %w", err, ended)
-	}
-	return lockerr.With(lockerr.ErrExhausted, err)
+	return link, err
 }
 
 // Sample is a connection of the base driver, which may be closed or in use: for what all
@@ -110,9 +93,19 @@ func (k *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (
 // connect opens a connection for a session, which will do for a sample: callers that have all
 // connections of the budget as their sessions may need one to go on.
 func (k *Handle) connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := k.open.Base.Connect(ctx)
+	conn, err := k.connectOr(ctx, k.open.Session, k.open.Base)
 	if err == nil {
 		k.sample.CompareAndSwap(nil, &conn)
+	}
+	return conn, err
+}
+
+// connectOr opens a connection of several, or one of single: what lies between here and
+// the server may refuse connections that could run several statements in a text.
+func (k *Handle) connectOr(ctx context.Context, several, single driver.Connector) (driver.Conn, error) {
+	conn, err := several.Connect(ctx)
+	if k.open.Splits && server.Unsupported(err) {
+		return single.Connect(ctx)
 	}
 	return conn, err
 }

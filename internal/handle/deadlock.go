@@ -96,7 +96,7 @@ func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strate
 
 // shown returns the id of a connection that has one of the named locks; "" if none has.
 func (l *Locks) shown(ctx context.Context, names []string) string {
-	ctx, cancel := context.WithTimeout(ctx, circleEvery)
+	ctx, cancel := server.Within(ctx, circleEvery)
 	defer cancel()
 	c, err := l.Control.Acquire(ctx)
 	if err != nil {

@@ -2,18 +2,20 @@
 // who waits, and what is held now. What is done with that is a matter of units of work,
 // of which it knows nothing.
 //
-// # Connections of database/sql
+// # Connections
 //
-// Without maxConns each is a real one, and sessions have a pool beside them. With it each is light:
-// it has a real one, out of the budget, only while it needs it. It was tried to have light ones
-// always, with a budget without a bound (MySQL 9.7, MariaDB 10.11), and not taken:
+// All that runs in a transaction with a lock runs on a session. Connections of database/sql are for the rest. Without
+// maxConns each of them is a real one. The session of a transaction of BeginTx, or of a single write, stands beside it,
+// idle as it is meanwhile, and so is not counted against lockMaxConns. With maxConns each is light: it has a real one, out
+// of the budget, only while it needs it. If database/sql closes a light one that has none, an idle real one is closed in
+// its place, the one that was opened first: so SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime work. It was tried
+// to have light ones always, with a budget without a bound (MySQL 9.7, MariaDB 10.11), and not taken:
 //   - Little would go, some 45 lines. [Handle.StarvationGuard] stays: SetMaxOpenConns bounds light ones, too, and
 //     callers that wait have them. Without it a holder's next statement gets none, whatever is free
-//     behind (TestHolderGetsThroughAFullPool). The procedures that begin transactions stay, for a sql.Conn.
-//   - SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime end light ones only: of 20 queries at once
-//     20 connections stay open, and not 2. What db.Prepare has prepared stays so after its Close.
-//   - A statement without a lock costs 0.3 to 0.6 µs more, a transaction 8 (BenchmarkLight): it walks the
-//     stack, to see whether it is of a sql.Conn. Without that walk the client's CPU for a query or a
+//     behind (TestHolderGetsThroughAFullPool).
+//   - What db.Prepare has prepared stays so after its Close.
+//   - A statement without a lock costs 0.3 to 0.6 µs more, a transaction 8 (BenchmarkLight): its BeginTx walks the
+//     stack, to see whether it is of the pool. Without that walk the client's CPU for a query or a
 //     transaction over TCP is 0 to 8 % more. A query enters 45 functions, and not 20 (make ways).
 package handle
 
@@ -36,10 +38,8 @@ type Settings struct {
 	Strategy     string
 	Wait         time.Duration
 	TTL          time.Duration
-	MaxConns     int           // the budget of connections; 0 without one
-	ConnMaxIdle  time.Duration // with a budget: how long one of the application's may be idle; 0 is no limit
-	ConnMaxLife  time.Duration // with a budget: how old one of the application's may get; 0 is no limit
-	LockMaxConns int           // the most sessions; leases and advisory locks may have as many each
+	MaxConns     int // the budget of connections; 0 without one
+	LockMaxConns int // the most sessions; leases and advisory locks may have as many each
 	Table        schema.Table
 	Namespace    string
 	Stripes      int
@@ -57,10 +57,15 @@ type Settings struct {
 
 // Connectors open the connections of a handle.
 type Connectors struct {
-	Base  driver.Connector // for statements of the application, and sessions
-	Own   driver.Connector // for control
-	Lock  driver.Connector // for advisory locks
-	Lease driver.Connector // for leases
+	Base    driver.Connector // for statements of the application
+	Session driver.Connector // for sessions
+	Own     driver.Connector // for control
+	Lock    driver.Connector // for advisory locks
+	Lease   driver.Connector // for leases
+	Leases  driver.Connector // for leases, too: those of Lease are for where Several is refused
+
+	Several bool // connections of Session and Leases ask the server to run a text of several statements
+	Splits  bool // those of Base do not, so a caller's text must stay one statement on them, too
 
 	ReadTimeout      time.Duration // how long an answer on connections of Base may take; 0 is no limit, or not known
 	LockReadTimeout  time.Duration // the same for Lock
@@ -80,8 +85,7 @@ type Handle struct {
 	endKills func()                      // ends the killing of abandoned statements
 	sample   atomic.Pointer[driver.Conn] // see Sample
 
-	// Told: the handle was opened with a wrapper of drivers that passes driver.Validator on.
-	Told atomic.Bool
+	wrappers sync.Map // of drivers: those above this one, by their names
 
 	sampling chan struct{} // holds a token while somebody looks for the sample
 
@@ -93,6 +97,8 @@ type Handle struct {
 	held    heldLocks    // what it holds now
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
 	waits   ages         // of locks that are asked for now
+
+	packets packets // which servers take several statements in a text
 
 	manual atomic.Bool           // new connections are not in autocommit
 	locks  atomic.Pointer[Locks] // made at the first hint
@@ -109,10 +115,10 @@ func New(open Connectors, s Settings) *Handle {
 	k.StarvationGuard.met = k.boundMet
 	if s.MaxConns > 0 {
 		k.sampling = make(chan struct{}, 1)
-		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns))
-		k.endKills = k.conns.KillAbandoned(k.control())
+		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
+		k.endKills = k.conns.KillAbandoned(k.killing())
 		k.apps = pool.NewBare(pool.Config{
-			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns, Idle: s.ConnMaxIdle, Lifetime: s.ConnMaxLife,
+			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns,
 		})
 	}
 	return k
@@ -188,6 +194,10 @@ func (k *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc
 
 // Manual reports whether new connections are not in autocommit, if anybody has looked yet.
 func (k *Handle) Manual() (manual, known bool) { return k.manual.Load(), k.locks.Load() != nil }
+
+// ByCalls reports whether transactions on sessions begin and end by calls of the base driver, where the application
+// has made its connector itself, and may be looking for them.
+func (k *Handle) ByCalls() bool { return !k.open.Several }
 
 // Bounded reports whether the handle has a budget of connections (maxConns).
 func (k *Handle) Bounded() bool { return k.apps != nil }

@@ -41,7 +41,6 @@ type Locks struct {
 	server     atomic.Pointer[server.Info] // which one it is now
 	tableReady atomic.Bool                 // it is there
 	rows       *keyrow.Rows
-	procedures *schema.Registry
 	queue      *queue.Queue            // where the handle's callers queue up for rows of the table
 	queues     map[string]*queue.Queue // and for locks without the table, by strategy
 	sessions   *pool.Pool              // connections on which units of work live outside any sql.Tx
@@ -91,7 +90,7 @@ func (k *Handle) provide(inTable bool) (*Locks, error) {
 	if k.ctx.Err() != nil {
 		return nil, lockerr.ErrClosed
 	}
-	ctx, cancel := context.WithTimeout(k.ctx, 20*time.Second)
+	ctx, cancel := server.Within(k.ctx, 20*time.Second)
 	defer cancel()
 	l, err := k.current(ctx)
 	if err != nil {
@@ -118,7 +117,7 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 	if l == nil || !k.doubt.Load() {
 		return l, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second) // others wait for this
+	ctx, cancel := server.Within(ctx, 3*time.Second) // others wait for this
 	defer cancel()
 	conn, closed, err := k.fresh(ctx, k.open.Base)
 	if err != nil {
@@ -148,6 +147,7 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 	}
 	// Who uses l goes on. It is used again where the server is what it was, so that
 	// there are no more of them than there are kinds of servers.
+	l.keep(false)
 	at := slices.IndexFunc(k.former, func(f *Locks) bool { return f.Info().Alike(info) })
 	if at < 0 {
 		k.former = append(k.former, l)
@@ -155,6 +155,7 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 		return nil, nil
 	}
 	k.former[at], l = l, k.former[at]
+	l.keep(true)
 	l.server.Store(&info)
 	k.locks.Store(l)
 	return l, nil
@@ -210,34 +211,51 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 			return ""
 		}
 	}
-	sessions, others := s.LockMaxConns, s.LockMaxConns
+	sessions, others, othersAre := s.LockMaxConns, s.LockMaxConns, "lockMaxConns"
 	if k.Bounded() {
 		sessions = min(sessions, s.MaxConns)
-		others = min(others, max(1, s.MaxConns/4)) // some of them are kept for long: the rest is for units of work
+		if most := max(1, s.MaxConns/4); most < others { // some of them are kept for long: the rest is for units of work
+			others, othersAre = most, "a quarter of maxConns"
+		}
 	}
 	control := k.control()
 	control.First, control.Instead = k.recognise(found), plain("autocommit = 1")
-	control.Check, control.Max, control.Budget, control.Control = k.found, controlConns, k.conns, true
+	control.Check, control.Max, control.Budget, control.Control, control.Uses = k.found, controlConns, k.conns, true, "the driver's own statements"
 	if l.Control, err = pool.New(control); err != nil {
 		return err
+	}
+	var several func(context.Context, *pool.Conn) (bool, error)
+	if k.open.Several {
+		several = func(ctx context.Context, c *pool.Conn) (bool, error) {
+			return k.packets.takes(ctx, c, found.Load().Flavour)
+		}
 	}
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	if l.sessions, err = pool.New(pool.Config{
-		Connect: k.connect, Check: k.found, Instead: plain("autocommit = 0"), Max: sessions, Idle: s.TTL / 2, Budget: k.conns, Lifetime: s.ConnMaxLife,
+		Connect: k.connect, Several: several, Splits: k.open.Splits, ByCalls: !k.open.Several, Check: k.found, Instead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxIs: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) + server.InSession(int(s.TTL/time.Second)),
 	}); err != nil {
 		return err
 	}
 	if l.leasing, err = pool.New(pool.Config{
-		Connect: k.open.Lease.Connect, Check: k.leasable, Instead: plain(lease.Plain), Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true, Lifetime: s.ConnMaxLife,
+		Connect: func(ctx context.Context) (driver.Conn, error) {
+			return k.connectOr(ctx, k.open.Leases, k.open.Lease)
+		},
+		Several: several, Check: k.leasable, Instead: plain(lease.Plain), Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxIs: othersAre, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true,
 	}); err != nil {
 		return err
 	}
 	l.advising, err = pool.New(pool.Config{
-		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns, Lifetime: s.ConnMaxLife,
+		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxIs: othersAre, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns, Keeps: true,
 	})
 	return err
+}
+
+// keep says whether connections of the budget are kept for l: for what new callers use.
+func (l *Locks) keep(keeps bool) {
+	l.leasing.Keep(keeps)
+	l.advising.Keep(keeps)
 }
 
 // control says how control connections are opened. A blocked DDL or insert must not occupy one
@@ -245,10 +263,24 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 func (k *Handle) control() pool.Config {
 	s := k.Settings
 	return pool.Config{
-		Connect: k.open.Own.Connect, Idle: s.TTL / 2, Lifetime: s.ConnMaxLife,
+		Connect: k.open.Own.Connect, Idle: s.TTL / 2,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
 			server.OwnSettings, int(s.TTL/time.Second)),
 	}
+}
+
+// killing is control for connections that kill what was abandoned. None stays open to a server whose
+// KILL may do more than that.
+func (k *Handle) killing() pool.Config {
+	cfg := k.control()
+	cfg.First = func(ctx context.Context, conn driver.Conn) error {
+		info, err := server.Probe(ctx, conn)
+		if err == nil && !info.Kills {
+			err = errors.New("the server's KILL may do more than end a connection")
+		}
+		return err
+	}
+	return cfg
 }
 
 // found notes how new connections of this handle are set up. It is an error where
@@ -356,9 +388,8 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 		namespace = info.Database
 	}
 	l.namespace = namespace
-	l.procedures = schema.NewRegistry(info, s.Auto, l.Control.Lend)
 	l.rows = keyrow.New(keyrow.Config{
-		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Procedures: l.procedures, Auto: s.Auto, Stripes: s.Stripes,
+		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Auto: s.Auto, Stripes: s.Stripes,
 	})
 	l.queue, l.queues = new(queue.Queue), make(map[string]*queue.Queue)
 	for _, t := range known {
@@ -367,14 +398,11 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 		}
 	}
 	cfg := strategy.Config{
-		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Procedures: l.procedures, Namespace: namespace,
+		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Namespace: namespace,
 		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
 	}
 	of := cfg
 	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
-	of.FreeSlot = func(ctx context.Context, names []string, open []int) (int, error) {
-		return l.Locker.FreeSlot(ctx, names, open)
-	}
 	l.leases = lease.New(of)
 	of = cfg
 	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
@@ -396,9 +424,6 @@ func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
 	}
 	return l.queues[p.Strategy]
 }
-
-// Node is which server it is now, as far as anybody has looked.
-func (l *Locks) Node() string { return l.server.Load().Node }
 
 // Claim notes in the queue for rows that resources are locked, by somebody who has not queued
 // up for them.
@@ -425,11 +450,9 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 		return err
 	}
 	defer c.Release()
-	procedures, err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto)
-	if err != nil {
+	if err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto); err != nil {
 		return err
 	}
-	l.procedures.Ensured(l.table, procedures)
 	if k.Settings.Stripes > 0 {
 		if err := l.rows.Agree(ctx, c.Conn); err != nil {
 			return err
@@ -443,7 +466,7 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 // Close there are no connections to do it on.
 func (l *Locks) Background(f func(context.Context)) {
 	l.later.Background(func(context.Context) {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := server.Within(context.Background(), 10*time.Second)
 		defer cancel()
 		f(ctx)
 	})
@@ -518,6 +541,12 @@ func (l *Locks) LockedLevel() sqltext.Levels {
 		return sqltext.ReadCommitted
 	}
 	return 0
+}
+
+// ReadsLock reports whether plain reads in a transaction lock what they read, as they do at the isolation level of
+// new connections.
+func (l *Locks) ReadsLock() bool {
+	return sqltext.Level(l.Info().Isolation)&sqltext.Serializable != 0
 }
 
 // Dirty returns why a unit of work that compares versions is of no use at one of

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -118,6 +119,19 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 	return o, ctx
 }
 
+// Refused tells the observer of locks that were asked for at start, and failed before anybody was
+// asked for them.
+func (k *Handle) Refused(ctx context.Context, start time.Time, err error, resources ...strategy.Resource) {
+	for len(resources) > 0 {
+		other := func(p strategy.Resource) bool { return p.Strategy != resources[0].Strategy }
+		same := slices.DeleteFunc(slices.Clone(resources), other)
+		resources = slices.DeleteFunc(slices.Clone(resources), func(p strategy.Resource) bool { return !other(p) })
+		seen, _ := k.Observe(ctx, same...)
+		seen.event.Start = start
+		seen.Answered(nil, nil, 0, err)
+	}
+}
+
 // Within is the context that Observe returns if the locks are taken with one that is derived
 // from the observed one. end frees it.
 func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()) {
@@ -148,12 +162,28 @@ func Under(ctx context.Context, all ...*Observation) context.Context {
 	return purpose.AskedBy(ctx, all, (*Observation).asked)
 }
 
+// Listening reports whether somebody looks at each statement by itself.
+func Listening() bool { return purpose.Listening() }
+
+// ForHold returns the context of the transaction of a hold, which the application has not begun.
+func ForHold(ctx context.Context) context.Context { return purpose.OfHold(ctx) }
+
+// Committing returns the context of what goes out with the COMMIT of a transaction under resources, which were
+// seen with all. Without resources it is that of a COMMIT.
+func Committing(resources []strategy.Resource, all []*Observation) context.Context {
+	ctx := Under(context.Background(), all...)
+	if len(resources) == 0 {
+		return ctx
+	}
+	return purpose.With(ctx, purpose.Fence, resources[0].Strategy, resources, func(p strategy.Resource) string { return p.Row })
+}
+
 // Answered notes whether the locks that o is about were granted, for the observer: by what
 // connection and place in the queue, which may be nil, and with what token. A failure says something of
 // the server, too, and may have this handle as the holder. Where another connection is to be
 // tried, there is no answer yet.
 func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
-	if errors.Is(err, driver.ErrBadConn) && statement.ForConn() { // what its caller gets
+	if errors.Is(err, driver.ErrBadConn) && statement.ForOne() { // what its caller gets
 		err = &lockerr.Error{Op: "begin", Key: strategy.Label(o.resources), Strategy: o.resources[0].Strategy, Err: ErrUnusable}
 	}
 	if err != nil {

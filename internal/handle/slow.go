@@ -8,6 +8,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -35,7 +36,7 @@ func (o *Observation) askIfSlow() {
 // askHolder returns who has one of the locks; nil if that is not known. If it is a caller of this
 // process, its ticket comes with it.
 func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
-	ctx, cancel := context.WithTimeout(o.k.ctx, askBound)
+	ctx, cancel := server.Within(o.k.ctx, askBound)
 	defer cancel()
 	select {
 	case o.k.asking <- struct{}{}: // control connections are for other work, too

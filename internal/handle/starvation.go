@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/statement"
-	"github.com/mysqllock/mysqllock/lockerr"
 )
 
 // starvationGuard keeps a connection of database/sql free for holders that have none.
@@ -113,7 +112,7 @@ func (c *starvationGuard) enter(ctx context.Context, asked *bool) (context.Conte
 			c.advised = true
 			err = fmt.Errorf("%w; %s, or mysqllock.Do, which waits without a connection", err, useMaxConns)
 		}
-		return nil, nil, lockerr.With(lockerr.ErrLocked, err)
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &waiter{asked, cancel, statement.Retried(ctx)}

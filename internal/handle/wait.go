@@ -2,6 +2,7 @@ package handle
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -15,9 +16,12 @@ import (
 // Caller is who waits for a lock.
 type Caller struct {
 	Pooled bool       // it occupies a connection of database/sql
+	Beside bool       // and does for as long as it needs the session that it asks for
 	Urgent bool       // others of this process wait for what it holds
 	Waits  bool       // it is about to wait in the server, on the connection that it asks for
 	Prefer *pool.Conn // of the connections that it asks for; nil is none
+	Keeps  *pool.Conn // it keeps this connection while it waits: that of its sql.Conn, or of its unit of work; nil for none
+	Holds  bool       // its unit of work holds a lock
 	Asked  *bool      // its lock context was made to try again; guarded by starvationGuard.mu
 	// Has returns what it has: its tickets, and what others can ask the handle for, too.
 	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
@@ -57,15 +61,36 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 		}
 	}
 	leave := func() {}
-	if by.Pooled && !k.Bounded() {
+	switch {
+	case by.Pooled && !k.Bounded():
 		if ctx, leave, err = k.StarvationGuard.enter(ctx, by.Asked); err != nil {
-			waits()
-			return nil, nil, err
+			refused := lockerr.ErrLocked
+			if what.l == nil { // it waits for a session, whatever the key
+				refused = lockerr.ErrExhausted
+			}
+			err = lockerr.With(refused, err)
 		}
+	case by.Keeps == nil:
+	case by.Holds:
+		by.Keeps.BlockHolding()
+		leave = by.Keeps.Unblocked
+	case by.Keeps.Block():
+		leave = by.Keeps.Unblocked
+	default:
+		err = errKeepsConn
+	}
+	if err != nil {
+		waits()
+		return nil, nil, err
 	}
 	k.waiters.Add(1)
 	return ctx, func() { leave(); waits(); k.waiters.Add(-1) }, nil
 }
+
+// errKeepsConn refuses a caller that would wait with a connection which it cannot give back: enough
+// do, and the holder needs one.
+var errKeepsConn = lockerr.With(lockerr.ErrLocked, errors.New(
+	"the caller would wait with the connection of its sql.Conn, and the others of maxConns are kept for holders; lock on the sql.DB"))
 
 // Wait is the longest time that h is ready to queue.
 func (k *Handle) Wait(h *hint.Hint) time.Duration {

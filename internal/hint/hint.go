@@ -59,11 +59,6 @@ func (k Kind) Check() error {
 // MaxSlots is the most slots that a key can have.
 const MaxSlots = 1000
 
-// Locking is how the caller's own SELECTs lock rows; the zero value is not.
-type Locking struct {
-	Update, Share, SkipLocked, NoWait bool
-}
-
 // Lock is a key and how it is to be locked.
 type Lock struct {
 	Key string
@@ -81,7 +76,6 @@ type Hint struct {
 	HasWait     bool // Wait was given
 	Retry       int
 	AllowStale  bool
-	Claim       Locking
 	Err         error        // what is wrong with the hint; nil when it is good
 	LockContext *LockContext // nil where there is nothing to lock
 
@@ -115,9 +109,6 @@ func Ask[Option ~func(*Hint)](ctx context.Context, keys []string, opts ...Option
 	outer, inside := From(ctx)
 	if inside {
 		h.Holds, h.held = outer.Holds, outer.held
-		if h.Claim == (Locking{}) {
-			h.Claim = outer.Claim
-		}
 		if h.Err == nil {
 			h.Err = outer.Err
 		}
@@ -153,14 +144,14 @@ func (h *Hint) With(ctx context.Context) context.Context {
 
 // Inside returns ctx, for which [Ask] has made the hint, as the context of hold,
 // which a driver keeps beyond single transactions: statements in it run under what
-// ctx asks for, and claim rows as the hint says. The hint is of no use after that.
+// ctx asks for. The hint is of no use after that.
 func (h *Hint) Inside(ctx context.Context, hold any) context.Context {
-	claim, kind, key := h.Claim, h.Kind, h.Named
+	kind, key := h.Kind, h.Named
 	*h = Hint{}
 	if outer, ok := From(ctx); ok {
 		*h = *outer
 	}
-	if h.Claim = claim; len(h.Locks) == 0 {
+	if len(h.Locks) == 0 {
 		h.Kind = kind
 	}
 	h.Holds, h.Hold, h.Named = append(slices.Clone(h.Holds), hold), hold, ""
@@ -183,29 +174,7 @@ func apply[Option ~func(*Hint)](opts []Option) *Hint {
 			opt(h)
 		}
 	}
-	h.Claim.Update = h.Claim.Update || h.Claim.SkipLocked && !h.Claim.Share
-	h.Claim.NoWait = h.claims() && !h.Claim.SkipLocked && h.HasWait && h.Wait == 0
 	return h
-}
-
-func (h *Hint) claims() bool { return h.Claim.Update || h.Claim.Share }
-
-// Claim returns ctx with a hint that has no key of its own, only row locks for the
-// caller's SELECTs.
-func Claim[Option ~func(*Hint)](ctx context.Context, opts ...Option) context.Context {
-	asked := apply(opts)
-	h := &Hint{}
-	if outer, ok := From(ctx); ok {
-		*h = *outer
-	}
-	h.Claim = asked.Claim
-	if h.Err == nil {
-		h.Err = asked.checkClaim()
-	}
-	if ctx == nil && h.Err == nil {
-		h.Err = bad("the context is nil")
-	}
-	return context.WithValue(orBackground(ctx), contextKey{}, h)
 }
 
 // Without returns ctx without a hint.
@@ -320,8 +289,6 @@ func (h *Hint) check() {
 		bad("no key has the version 0")
 	case h.HasVersion && len(h.Locks) > 1:
 		bad("IfVersion is for one key, and here are %d", len(h.Locks))
-	case h.claims() && h.checkClaim() != nil:
-		h.Err = h.checkClaim()
 	default:
 		h.Err = h.Kind.Check()
 	}
@@ -333,22 +300,6 @@ func (h *Hint) check() {
 			bad("key of %d bytes, longer than %d: %.40q…", n, MaxKey, lock.Key)
 		}
 	}
-}
-
-// checkClaim returns what is wrong with a claim.
-func (h *Hint) checkClaim() error {
-	keyless := len(h.Locks) == 0
-	switch {
-	case h.Claim.Update && h.Claim.Share:
-		return bad("ForUpdate and ForShare exclude each other")
-	case keyless && !h.claims():
-		return bad("a claim that says none of ForUpdate, ForShare and SkipLocked")
-	case keyless && (h.Kind != Kind{} || h.other != "" || h.Retry != 0 || h.AllowStale || h.HasTTL || h.HasSlots || h.HasVersion):
-		return bad("a claim names no key, so options of locks on keys mean nothing")
-	case keyless && h.HasWait && (h.Wait != 0 || h.Claim.SkipLocked):
-		return bad("a claim waits as long as the server's innodb_lock_wait_timeout; NoWait fails at once, SkipLocked never waits")
-	}
-	return nil
 }
 
 // LockContext is one lock context: what the outermost With began and all contexts

@@ -92,7 +92,6 @@ func TestBadHints(t *testing.T) {
 		"Slots needs a row lock or":       hint.Ask(context.Background(), key, slots(2), keptBy("advisory")),
 		"1001 slots, want 1 to 1000":      hint.Ask(context.Background(), key, slots(1001)),
 		"0 slots, want 1 to 1000":         hint.Ask(context.Background(), key, slots(0)),
-		"ForUpdate and ForShare":          hint.Ask(context.Background(), key, func(h *hint.Hint) { h.Claim = hint.Locking{Update: true, Share: true} }),
 		"IfVersion is for one key, and h": hint.Ask(context.Background(), []string{"a", "b"}, func(h *hint.Hint) { h.Version, h.HasVersion = 1, true }),
 	} {
 		if h.Err == nil || !strings.Contains(h.Err.Error(), says) {

@@ -1,5 +1,12 @@
-// Package keyrow makes the rows of keys in the lock table, remembers which rows exist, and
-// commits with new versions of them.
+// Package keyrow makes the rows of keys in the lock table, and remembers which rows exist.
+//
+// A row is made on a control connection, in a transaction of its own. While an insert splits an index
+// page, InnoDB turns the row lock of another transaction at REPEATABLE READ into a lock of the gap in front
+// of that row as well, and no row can be made in the gap until that transaction ends (seen on MariaDB 10.11
+// in INNODB_LOCK_WAITS: an insert waits for "supremum pseudo-record" of a transaction that has locked one
+// row). So the first use of a key can wait for the holder of a neighbour's. If the caller itself holds that
+// row, it waits for its own transaction, until the control connection gives up after 10 s, and is told
+// lockerr.ErrNoAnswer. Keys that have been used before do not wait.
 package keyrow
 
 import (
@@ -29,13 +36,12 @@ const background = 10 * time.Second
 
 // Config says where rows are kept.
 type Config struct {
-	Control    *pool.Pool // connections in autocommit
-	Table      schema.Table
-	Namespace  string
-	Info       server.Info
-	Procedures *schema.Registry
-	Auto       bool // make the table if it is missing
-	Stripes    int  // how many rows all keys share; 0 gives each key a row of its own
+	Control   *pool.Pool // connections in autocommit
+	Table     schema.Table
+	Namespace string
+	Info      server.Info
+	Auto      bool // make the table if it is missing
+	Stripes   int  // how many rows all keys share; 0 gives each key a row of its own
 }
 
 // Rows are the rows of one namespace. It is safe for concurrent use.
@@ -81,7 +87,7 @@ func (r *Rows) Exist(ctx context.Context, keys []string) error {
 func (r *Rows) makeTogether() {
 	for more := true; more; {
 		var some []*missing
-		ctx, cancel := context.WithTimeout(context.Background(), background)
+		ctx, cancel := server.Within(context.Background(), background)
 		err := r.make(ctx, func() (keys []string) {
 			some, more = r.missing.Depart(maxMissing)
 			for _, m := range some {
@@ -104,7 +110,7 @@ func (r *Rows) makeTogether() {
 // makeAlone makes the rows of one.
 func (r *Rows) makeAlone(m *missing) {
 	defer close(m.done)
-	ctx, cancel := context.WithTimeout(context.Background(), background)
+	ctx, cancel := server.Within(context.Background(), background)
 	defer cancel()
 	m.err = r.make(ctx, func() []string { return m.keys })
 }
@@ -124,7 +130,7 @@ func (r *Rows) Agree(ctx context.Context, conn driver.Conn) error {
 	case errors.Is(err, lockerr.ErrUnsafe):
 		return err
 	case err != nil:
-		return fmt.Errorf("agreeing on how many rows keys share: %w", server.HideBadConn(err))
+		return fmt.Errorf("agreeing on how many rows keys share: %w", server.OfControl(err))
 	case stripes != r.cfg.Stripes:
 		return r.disagree(fmt.Sprintf("other programs of the namespace use %d", stripes))
 	}
@@ -161,7 +167,7 @@ func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 		if err != nil {
 			end = "ROLLBACK"
 		}
-		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background)
+		own, cancel := server.Within(context.WithoutCancel(ctx), background)
 		defer cancel()
 		if endErr := server.Exec(own, conn, end); endErr != nil {
 			_ = conn.Close()
@@ -200,7 +206,7 @@ func (r *Rows) disagree(why string) error {
 const arrival = 100 * time.Millisecond
 
 // ErrNoRow says that a key's row is missing that was made.
-var ErrNoRow = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished several times; remove rows only by the clean-up"))
+var ErrNoRow = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished again and again; remove rows only by the clean-up"))
 
 // Renew is Forget and then Exist, before another attempt. In a cluster it waits a moment
 // first: the rows of one node may be on their way to another.
@@ -223,7 +229,7 @@ func (r *Rows) Cleaning(ctx context.Context) bool {
 	if !r.cfg.Info.SkipLocked || !r.cfg.Info.NamedLocks {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // its caller does not want to wait
+	ctx, cancel := server.Within(ctx, time.Second) // its caller does not want to wait
 	defer cancel()
 	c, err := r.cfg.Control.Acquire(ctx)
 	if err != nil {
@@ -245,10 +251,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 		c, err := r.cfg.Control.Acquire(ctx)
 		names := ask() // also if there is none: they are told
 		if err != nil {
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				err = lockerr.With(lockerr.ErrExhausted, fmt.Errorf("no control connection was free for %v", background))
-			}
-			return fmt.Errorf("connecting to make the keys' rows: %w", server.HideBadConn(err))
+			return fmt.Errorf("connecting to make the keys' rows: %w", server.OfControl(err))
 		}
 		err = r.makeOn(ctx, c.Conn, names)
 		gone := server.Gone(err, c.Conn)
@@ -259,7 +262,7 @@ func (r *Rows) make(ctx context.Context, keys func() []string) error {
 		deadlock := server.Deadlock(err)
 		locked := server.Locked(err) && tries == 1 // perhaps another process was quicker, and holds the row by now
 		if !gone && !deadlock && !locked || gone && tries >= 3 {
-			return fmt.Errorf("making the keys' rows: %w", server.Explain(server.HideBadConn(err)))
+			return fmt.Errorf("making the keys' rows: %w", server.Explain(server.OfControl(err)))
 		}
 		if deadlock && tries > 1 { // until ctx ends
 			time.Sleep(time.Duration(min(tries, 10)) * 10 * time.Millisecond)
@@ -317,11 +320,7 @@ func (r *Rows) insert(ctx context.Context, conn driver.Conn, keys []string) erro
 }
 
 func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
-	procedures, err := r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
-	if err == nil {
-		r.cfg.Procedures.Ensured(r.cfg.Table, procedures)
-	}
-	return err
+	return r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
 }
 
 // highWater stands for the high-water mark among the keys, of which none is empty.

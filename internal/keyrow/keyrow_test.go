@@ -110,9 +110,6 @@ func TestExistMakesWhatIsMissing(t *testing.T) {
 			if got := s.row(key); got != "0 0 nobody" {
 				t.Errorf("after %s: %q", gone, got)
 			}
-			if there := r.cfg.Procedures.Has(s.table.LockProcedure()); there == s.info.MariaDB {
-				t.Errorf("after %s: procedure %v", gone, there)
-			}
 		}
 		r := s.rows()
 		r.cfg.Auto = false

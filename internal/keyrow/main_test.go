@@ -27,11 +27,12 @@ type scratch struct {
 
 func newScratch(d *dbtest.Database) *scratch {
 	d.T.Helper()
-	s := &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB(), Flavour: server.Flavour{Procedures: !d.MariaDB(), Blocks: d.MariaDB(), Settings: d.MariaDB(), Share: " LOCK IN SHARE MODE", SkipLocked: true}}}
+	can := server.Flavour{Settings: d.MariaDB(), Share: " LOCK IN SHARE MODE", SkipLocked: true}
+	s := &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB(), Flavour: can}}
 	var err error
 	s.table, err = schema.Parse(d.Name + ".locks")
 	dbtest.OK(d.T, err)
-	_, err = s.table.Ensure(d.T.Context(), s.open(), s.info, true)
+	err = s.table.Ensure(d.T.Context(), s.open(), s.info, true)
 	dbtest.OK(d.T, err)
 	return s
 }
@@ -49,5 +50,5 @@ func (s *scratch) rowsAt(isolation string) *Rows {
 	})
 	dbtest.OK(s.T, err)
 	s.T.Cleanup(control.Close)
-	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, control.Lend)})
+	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true})
 }

@@ -37,21 +37,18 @@ type Request struct {
 	MinHold time.Duration    // how long the lease stays after its release
 	MaxHold time.Duration    // how long it is kept by renewing it; 0 is no limit
 	Waiting strategy.Waiting // nil for nobody to ask
-	// Begin is the caller's transaction, which may begin with the lease. It may be nil.
-	Begin *strategy.Beginning
 	// Lost is called once, on a goroutine of its own, when the lease may be
 	// lost: it was not renewed in time, was found to be gone, has reached MaxHold, or the
 	// Locker is closed. It may be nil.
 	Lost func(error)
 }
 
-// Acquire acquires a lease. After an error the lease is not held; driver.ErrBadConn is about the
-// connection of r.Begin, and means that the caller may try another one. If a statement was not
-// answered in time, Acquire releases in the background what it may have been granted.
+// Acquire acquires a lease. After an error the lease is not held. If a statement was not answered in
+// time, Acquire releases in the background what it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
-		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
+		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now(), Since: r.Since},
 		Locker:  l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), stays: ctx.Done() == nil,
 	}
 	if r.MaxHold > 0 {
@@ -68,12 +65,9 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	defer l.running.Done()
 	open, end := l.running.Until(ctx)
 	defer end(nil)
-	if l.cfg.Info.Topology == "" {
-		l.cfg.Procedures.Look(open, l.cfg.Table.TakeProcedure(), l.cfg.Table.GiveProcedure(), l.cfg.Table.CommitProcedure())
-	}
 	s, err := a.acquire(open)
 	if err != nil {
-		if open.Err() != nil && (ctx.Err() == nil || !errors.Is(err, errNoneFree)) {
+		if open.Err() != nil && (ctx.Err() == nil || !errors.Is(err, lockerr.ErrExhausted)) {
 			err = context.Cause(open)
 		}
 		return nil, a.Explain(ctx, terms, err, a.askHolder)
@@ -97,14 +91,11 @@ func (l *Locker) usable() error {
 type attempt struct {
 	strategy.Attempt
 	*Locker
-	r       Request
-	ttl     time.Duration
-	lasts   time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
-	given   *handoff      // whose lease it takes over; nil where it takes over none
-	left    time.Duration // how long the lease that is in the way still ran; 0 is unknown
-	yielded bool          // it was left to a poller
-	// announced is the connection that announces this attempt as a poller; nil without one.
-	announced *lockConn
+	r     Request
+	ttl   time.Duration
+	lasts time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
+	given *handoff      // whose lease it takes over; nil where it takes over none
+	left  time.Duration // how long the lease that is in the way still ran; 0 is unknown
 	// refused: without a wait, because somebody has locked the row.
 	refused bool
 	resent  int  // how often it was sent again, since the connection broke
@@ -137,12 +128,10 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 		}
 		a.given = nil
 	}
-	ask := func(ctx context.Context) (*Lease, error) {
-		if b := a.beginsWith(); b != nil {
-			return a.tryBegin(ctx, b)
-		}
-		return a.try(ctx, a.Wait > 0)
+	if a.Wait > 0 {
+		a.awaitDropped(ctx, a.r.Key)
 	}
+	ask := func(ctx context.Context) (*Lease, error) { return a.try(ctx, a.Wait > 0) }
 	for again := 0; ; {
 		s, err := ask(ctx)
 		switch {
@@ -153,7 +142,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
-		case errors.Is(err, driver.ErrBadConn) && !a.Broke && again < 3: // nothing was sent
+		case errors.Is(err, driver.ErrBadConn) && again < 3: // nothing was sent
 			again++
 		case err != nil:
 			return nil, err
@@ -227,7 +216,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 		return s, err
 	}
 	if server.Number(err) != 0 && !server.Locked(err) { // it may have got as far as the wake-up lock
-		own, cancel := context.WithTimeout(a.releasing(), background/2)
+		own, cancel := server.Within(a.releasing(), background/2)
 		a.releaseWakeUpsOn(own, h, a.r.Key)
 		cancel()
 	}
@@ -239,7 +228,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 }
 
 func (l *Locker) takeAndWake(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error) {
-	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true, a.yields()))
+	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true))
 }
 
 // busy reports that a take statement met another that is about to change the
@@ -254,7 +243,6 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 		return nil, err
 	}
 	defer done()
-	defer func() { a.withdraw(a.announced, a.r.Key) }()
 	for ctx.Err() == nil {
 		s, err := a.waitOrPoll(ctx)
 		if s != nil || err != nil && ctx.Err() == nil {
@@ -267,32 +255,26 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 // waitOrPoll waits in the server, or for the time between two polls, and asks for the
 // lease. It returns nil if it is worth another round.
 func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
-	if a.yielded { // without the wake-up lock, which the poller is to have
-		if !strategy.Sleep(ctx, yieldLook) {
-			return nil, nil
-		}
-		return a.try(ctx, true)
-	}
 	h, err := a.openWaitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if h != nil {
 		s, err = a.waitOn(ctx, h)
-	} else if a.announce(ctx); strategy.Sleep(ctx, a.pause()) {
+	} else if strategy.Sleep(ctx, a.pause(a.wakes)) {
 		s, err = a.try(ctx, false)
 	}
 	final := a.Ticket == nil || server.Number(err) != 0 || errors.Is(err, keyrow.ErrNoRow)
 	if err != nil && !final && ctx.Err() == nil { // the connection was lost
-		strategy.Sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause(false))
 		return nil, nil
 	}
 	return s, err
 }
 
 // pause is how long to wait for somebody who wakes nobody.
-func (a *attempt) pause() time.Duration {
-	pause := strategy.Pause(a.announced != nil)
+func (a *attempt) pause(polls bool) time.Duration {
+	pause := strategy.Pause(polls)
 	if a.left > 0 {
 		pause = min(pause, a.left+time.Millisecond)
 	}
@@ -307,7 +289,7 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 	for ctx.Err() == nil {
 		bound := a.bound(ctx)
 		if beaten || bound <= 0 { // with the wake-up lock: others wait for it behind us, and the holder has none
-			if !strategy.Sleep(ctx, a.pause()) {
+			if !strategy.Sleep(ctx, a.pause(false)) {
 				continue
 			}
 		} else if !hasWakeUp {
@@ -327,13 +309,10 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 		case err != nil && !busy(err):
 			a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
 			return nil, err
-		case a.yielded:
-			a.leaveWaitConn(h, a.r.Key)
-			return nil, nil
 		}
 		beaten = hasWakeUp && (a.left > 0 || server.Deadlock(err))
 		if alone = !hasWakeUp && a.left == 0 && err == nil; alone {
-			a.freeWakeUp(ctx)
+			a.freeWakeUp(ctx, h)
 		}
 	}
 	a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
@@ -346,7 +325,7 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief, a.yields()))
+		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief))
 	})
 	if ours && server.Locked(err) {
 		return a.requestBehind(ctx, h)
@@ -354,19 +333,19 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 	return s, ours, err
 }
 
-// freeWakeUp takes the wake-up lock of a lease that has run out from a holder that has
-// been silent for a second: one that stands still or was cut off, whose connection the
+// freeWakeUp takes the wake-up lock of a lease that has run out, as h has seen, from a holder that
+// has been silent for a second: one that stands still or was cut off, whose connection the
 // server has not ended yet. A new holder without the wake-up lock could wake nobody. It is
 // a help, not a duty: the connection of another account stays, if this one may not see it.
-func (a *attempt) freeWakeUp(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, background/5)
+func (a *attempt) freeWakeUp(ctx context.Context, h *lockConn) {
+	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
-	_ = a.cfg.Control.KillSilent(ctx, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
+	_ = a.cfg.Control.KillSilent(ctx, h.c, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
 }
 
 // bound is how long to rely on the wake-up lock.
 func (a *attempt) bound(ctx context.Context) time.Duration {
-	bound := a.pause() // where the lease is free, and someone else has the wake-up lock
+	bound := a.pause(false) // where the lease is free, and someone else has the wake-up lock
 	if a.left > 0 {
 		bound = min(longest-rand.N(longest/5), a.left+time.Millisecond)
 	}
@@ -398,7 +377,7 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 	locked := err == nil
 	return a.request(ctx, h, func(own context.Context) (ans answer, err error) {
 		if locked && ctx.Err() == nil {
-			ans, err = h.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false, false))
+			ans, err = h.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false))
 		}
 		if _, failed := h.exec(own, "COMMIT"); err == nil {
 			err = failed
@@ -416,6 +395,7 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 // where it was not answered in time, or so that it may have been granted: then
 // h, and the ticket, are kept in the background until it is sure that it is not.
 func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
+	a.Ticket.Asks()
 	own, stop := a.answerIn(ctx, h)
 	o := &outcome{done: make(chan struct{})}
 	run := func() {
@@ -427,37 +407,25 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		case own.Err() != nil:
 			o.err = context.Cause(own)
 		case a.cfg.ReadTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.cfg.ReadTimeout:
-			o.err = strategy.ErrNoAnswer
+			o.err = server.Silence{For: a.cfg.ReadTimeout}
 		}
 		if a.Heard.From(o.err); o.err == nil && o.token == 0 {
 			a.Heard.Store(true)
 		}
 	}
 	_, limited := ctx.Deadline()
-	switch {
-	case h.begins: // its driver closes the connection, which is the caller's
-		left := context.AfterFunc(ctx, func() {
-			if !terms.Answered(ctx, o.done) {
-				stop()
-			}
-		})
+	if a.stays && !limited { // another goroutine would cost more than the rest of this
 		run()
-		left()
-	case a.stays && !limited: // another goroutine would cost more than the rest of this
-		run()
-	default:
+	} else {
 		go run()
 	}
 	if !terms.Answered(ctx, o.done) {
 		a.handleLate(h, o)
 		return nil, false, context.Cause(ctx)
 	}
-	a.left, a.yielded = o.left, o.yielded
-	if o.yielded {
-		a.noteYield(a.r.Key)
-	}
+	a.left = o.left
 	switch {
-	case unknown(o.err), h.begins && server.Interrupted(o.err):
+	case unknown(o.err):
 		return nil, false, a.unanswered(ctx, h, o)
 	case o.err != nil:
 		return nil, true, o.err
@@ -467,9 +435,9 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		a.handleLate(h, o)
 		return nil, false, context.Cause(ctx)
 	case o.late(a.ttl):
-		if h.begins || a.undo(h, o.token) != nil {
+		if a.undo(h, o.token) != nil {
 			a.handleLate(h, o)
-			return nil, false, strategy.ErrNoAnswer
+			return nil, false, lockerr.ErrNoAnswer
 		}
 		return nil, true, nil
 	}
@@ -484,10 +452,10 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 // less, since the driver need not watch it: it is enough if the driver has a limit of its own.
 func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Context, stop context.CancelFunc) {
 	own = context.WithoutCancel(ctx)
-	if a.cfg.ReadTimeout > 0 && !h.begins {
+	if a.cfg.ReadTimeout > 0 {
 		return own, func() {}
 	}
-	return context.WithTimeoutCause(own, min(max(a.ttl, answerLimit), background), strategy.ErrNoAnswer)
+	return server.Within(own, min(max(a.ttl, answerLimit), background))
 }
 
 // unanswered sees to what a request may have been granted whose answer is lost. It returns
@@ -498,10 +466,7 @@ func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error
 		return o.err
 	}
 	a.resent++
-	switch {
-	case h.begins:
-		h.c.Taint()
-	case !a.isGone(h):
+	if !a.isGone(h) {
 		a.drop(h)
 	}
 	if a.freeKey(ctx, h, false) != nil {
@@ -523,18 +488,10 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
-	if h.begins { // it is done, and the transaction that it may have begun must go
-		h.c.Taint()
-		a.running.Go(func() {
-			defer ticket.Leave()
-			a.freeUntil(until, h, false)
-		})
-		return
-	}
 	a.running.Go(func() {
 		defer ticket.Leave()
 		if h.waits { // it may wait behind a row lock
-			ctx, cancel := context.WithTimeout(a.releasing(), background/5)
+			ctx, cancel := server.Within(a.releasing(), background/5)
 			_ = a.cfg.Control.KillConnection(ctx, h.c) // best effort: it ends by itself, and what it is granted is given back
 			cancel()
 		}
@@ -578,7 +535,7 @@ func (a *attempt) releasing() context.Context {
 
 // undo gives back a lease that nobody wants, and its wake-up lock.
 func (a *attempt) undo(h *lockConn, token uint64) error {
-	ctx, cancel := context.WithTimeout(a.releasing(), background)
+	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
 	_, err := a.by.give(ctx, h, a.r.Key, token, 0)
 	return err
@@ -588,7 +545,7 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 // be granted. No other caller of the process may be granted the key meanwhile. The lease is released
 // by its token, so that a statement that arrives too late does not release a later grant.
 func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
-	ctx, cancel := context.WithTimeout(ctx, background/5)
+	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
 	if !alive && a.cfg.Info.Kills {
 		if err := a.cfg.Control.KillConnection(ctx, h.c); err != nil {
@@ -657,12 +614,12 @@ func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost 
 	until := time.Now().Add(atMost)
 	h, err := l.openWaitConn(ctx)
 	if h == nil || err != nil {
-		strategy.Sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause(false))
 		return nil
 	}
 	hasWakeUp, err := l.listen(ctx, h, key, since, a.bound(ctx))
 	if err != nil {
-		strategy.Sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause(false))
 		return nil
 	}
 	if !hasWakeUp {
@@ -671,7 +628,7 @@ func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost 
 	rows, err := h.query(ctx, l.liveSQL(key))
 	if err == nil && len(rows) > 0 { // the lease's own wake-up lock is lost
 		a.left = time.Until(until)
-		strategy.Sleep(ctx, a.pause())
+		strategy.Sleep(ctx, a.pause(false))
 	}
 	return h
 }

@@ -37,16 +37,19 @@ const (
 // locked for that long, and their callers wait for each other.
 const maxShared = 100
 
-// shares reports whether there may be batches: not where the nodes of a cluster
-// may refuse it, or where a proxy may change the connection between two statements.
-func (l *Locker) shares() bool { return l.cfg.Info.Topology == "" && !l.cfg.Info.Router }
+// shares reports whether there may be batches. A batch locks by SKIP LOCKED the rows that it
+// changes, and has the wake-up locks. The nodes of a cluster may refuse it, and a proxy may change
+// the connection between two of its statements.
+func (l *Locker) shares() bool {
+	info := l.cfg.Info
+	return info.SkipLocked && l.wakes && info.Topology == "" && !info.Router
+}
 
 // take is a request that is sent together with others.
 type take struct {
 	of     *attempt
 	ticket *queue.Ticket
 	inTurn bool
-	yields bool
 
 	// What has become of it, once done is closed.
 	outcome
@@ -67,7 +70,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	case h != nil:
 		a.drop(h)
 	case a.shares():
-		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, yields: a.yields(), outcome: outcome{done: make(chan struct{})}}
+		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
@@ -76,20 +79,19 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 			return t.h, nil, nil
 		}
 	}
-	if h, err = a.borrow(ctx); err != nil && ctx.Err() != nil && a.lacksConn() {
-		err = errNoneFree
-	}
+	h, err = a.borrow(ctx)
 	return h, nil, err
 }
 
-// errNoneFree is of a caller whose wait has ended before there was a connection to ask on.
-var errNoneFree = lockerr.With(lockerr.ErrExhausted, errors.New("no connection is free for a lock connection"))
-
-// lacksConn reports whether there is no lock connection, and none to be had.
-func (l *Locker) lacksConn() bool {
+// short says which bound leaves callers no connection to ask on; nil for none.
+func (l *Locker) short() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.lockConns) == 0 && !l.cfg.Conns.Ready()
+	any := len(l.lockConns) > 0
+	l.mu.Unlock()
+	if any {
+		return nil
+	}
+	return l.cfg.Conns.Exhausted()
 }
 
 // freeConn returns a lock connection that is free, and its turn. If there is none, opens
@@ -135,10 +137,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 	if t.alone {
 		return nil, true, nil
 	}
-	a.left, a.yielded = t.left, t.yielded
-	if t.yielded {
-		a.noteYield(a.r.Key)
-	}
+	a.left = t.left
 	switch {
 	case t.h != nil:
 		return nil, false, a.unanswered(ctx, t.h, &t.outcome)
@@ -151,7 +150,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 		return nil, false, context.Cause(ctx)
 	case t.late(a.ttl):
 		a.forgo(t)
-		return nil, false, strategy.ErrNoAnswer
+		return nil, false, lockerr.ErrNoAnswer
 	}
 	return t.lease, false, nil
 }
@@ -197,7 +196,7 @@ func (l *Locker) leadTakes() {
 
 // borrowShared is borrow for requests that gather meanwhile.
 func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
-	patient, cancel := context.WithTimeout(ctx, sharedFor)
+	patient, cancel := server.Within(ctx, sharedFor)
 	defer cancel()
 	h, err := l.borrowOf(patient, min(sharedConns, l.maxLockConns))
 	if h != nil || ctx.Err() != nil || patient.Err() == nil {
@@ -229,7 +228,7 @@ func (l *Locker) releaseOnce(ctx context.Context, s *Lease, elsewhere bool) (fou
 		select {
 		case <-shared.done:
 		case <-ctx.Done():
-			return false, !shared.h.releases.Quit(shared), ctx.Err()
+			return false, !shared.h.releases.Quit(shared), server.EndOf(ctx)
 		}
 		if !shared.alone {
 			return shared.found, true, shared.err
@@ -274,7 +273,7 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 // gathered meanwhile.
 func (l *Locker) leadReleases(h *lockConn) {
 	for more := true; more; {
-		ctx, cancel := context.WithTimeout(context.Background(), handoffWait)
+		ctx, cancel := server.Within(context.Background(), handoffWait)
 		mine, _ := l.awaitTurn(ctx, h)
 		cancel()
 		runtime.Gosched() // as above
@@ -326,10 +325,10 @@ func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
 }
 
 func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
-	ctx, cancel := context.WithTimeout(several(takes, leaves), background)
+	ctx, cancel := server.Within(several(takes, leaves), background)
 	defer cancel()
-	committing, err := l.changeRows(ctx, h, takes, leaves)
-	lost := err != nil && committing && unknown(err) // it may have been committed
+	maybe, err := l.changeRows(ctx, h, takes, leaves)
+	lost := err != nil && maybe
 	switch {
 	case lost:
 		h.c.Taint()
@@ -368,7 +367,7 @@ func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	if !h.c.Clean() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+	ctx, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 	defer cancel()
 	if _, err := h.exec(ctx, "ROLLBACK"); err != nil {
 		h.c.Taint()
@@ -394,42 +393,52 @@ func several(takes []*take, leaves []*leaving) context.Context {
 	return purpose.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
 }
 
-// changeRows takes and releases leases in one transaction. committing: it may have been
-// committed, even after an error.
-func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (committing bool, err error) {
-	if _, err := h.exec(ctx, "START TRANSACTION"); err != nil {
-		return false, err
-	}
-	rows, err := h.query(ctx, l.lookSQL(takes, leaves))
+// changeRows takes and releases leases in one transaction. maybe: it may have been
+// committed, although there is an error.
+func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (maybe bool, err error) {
+	answers, err := h.send(ctx, "START TRANSACTION", l.lookSQL(takes, leaves))
 	if err != nil {
 		return false, err
 	}
-	granted, held, err := decide(takes, leaves, rows)
+	granted, held, err := decide(takes, leaves, answers[1])
 	if err != nil {
 		return false, err
 	}
-	if n := len(granted) + len(held); n > 0 {
-		sent := time.Now()
-		result, err := h.exec(ctx, l.changeRowsSQL(granted, held))
-		if err != nil {
-			return false, err
-		}
-		if changed, err := result.RowsAffected(); err != nil || changed != 2*int64(n) {
-			return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", changed/2, n))
-		}
-		for _, t := range granted {
-			t.token, t.sent = t.token+1, sent
-		}
+	n := len(granted) + len(held)
+	if n == 0 {
+		_, err = h.exec(ctx, "COMMIT")
+		return false, err
+	}
+	sent := time.Now()
+	maybe, err = h.changeAndCommit(ctx, l.changeRowsSQL(granted, held), 2*n, l.cfg.Info)
+	for _, t := range granted {
+		t.token, t.sent = t.token+1, sent
+	}
+	return maybe, err
+}
+
+// changeAndCommit commits if text has changed as many rows. maybe is as in changeRows. Behind one text there is a guard, which
+// costs a command more where the statements go one by one.
+func (h *lockConn) changeAndCommit(ctx context.Context, text string, rows int, info server.Info) (maybe bool, err error) {
+	if h.c.Packs(2) {
+		answers, err := h.send(ctx, text, info.Guard(fmt.Sprintf("ROW_COUNT() = %d", rows)), "COMMIT")
+		return len(answers) >= 2 || unknown(err), err // what comes after COMMIT may have failed, too
+	}
+	result, err := h.exec(ctx, text)
+	if err != nil {
+		return false, err
+	}
+	if changed, err := result.RowsAffected(); err != nil || changed != int64(rows) {
+		return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", changed/2, rows/2))
 	}
 	_, err = h.exec(ctx, "COMMIT")
-	return true, err
+	return unknown(err), err
 }
 
 // What lookSQL says of the row of a request.
 const (
-	rowFree    = "1" // it may be taken, but another connection has the wake-up lock
-	rowOurs    = "2" // it may be taken, and the connection has the wake-up lock
-	rowAwaited = "3" // it is left to a poller
+	rowFree = "1" // it may be taken, but another connection has the wake-up lock
+	rowOurs = "2" // it may be taken, and the connection has the wake-up lock
 )
 
 // decide notes what the server says of each row. It returns those requests that are granted,
@@ -450,7 +459,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 			return nil, nil, err
 		}
 		found := row[4]
-		t.left, t.yielded = left, found == rowAwaited
+		t.left = left
 		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)
@@ -472,21 +481,17 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 // lease is ours, microseconds left, and for a request what becomes of it. For that the
 // connection takes the wake-up lock, if nobody has it.
 func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
-	var names, yields []string
+	var names []string
 	for _, t := range takes {
 		names = append(names, schema.Literal(t.of.r.Key))
-		if t.yields {
-			yields = append(yields, schema.Literal(t.of.r.Key))
-		}
 	}
 	asked := among(names, len(takes)+len(leaves))
 	for _, r := range leaves {
 		names = append(names, schema.Literal(r.s.key))
 	}
-	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, IF(%s AND IS_FREE_LOCK(%s) = 0, %s, 1 + %s), 0)"+
+	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, 1 + %s, 0)"+
 		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
 		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
-		among(yields, len(takes)), lockname.SQLOfLeasePoller(l.cfg.Namespace, "name"), rowAwaited,
 		wakeUp(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
 		l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
 }
@@ -548,7 +553,7 @@ func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving
 	}
 	l.mu.Unlock()
 	if len(lost) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+		ctx, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 		defer cancel()
 		l.releaseWakeUpsOn(ctx, h, lost...)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/lockname"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -135,7 +134,8 @@ func release(t *testing.T, all []*asked) {
 
 // areBatch reports whether the statements are those of one batch.
 func areBatch(texts []string) bool {
-	return len(texts) == 4 && count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") == 4
+	return len(texts) == 4 && count(texts, "START TRANSACTION")+count(texts, "SELECT")+count(texts, "INSERT")+count(texts, "COMMIT") == 4 ||
+		len(texts) == 2 && strings.Contains(texts[0], "; SELECT") && strings.Contains(texts[1], "; COMMIT")
 }
 
 // TestSharedOutcomes: requests that are sent together have each its own end.
@@ -214,8 +214,11 @@ func TestSharedOutcomes(t *testing.T) {
 // again; and a caller that has gone keeps nothing.
 func TestSharedUnknown(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
-		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START"} {
-			l := s.locker(setup{max: 2})
+		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START", "INSERT and COMMIT"} {
+			with := setup{max: 2, packs: statement == "INSERT and COMMIT"}
+			committed := statement == "COMMIT" || with.packs
+			begins, _, _ := strings.Cut(statement, " ")
+			l := s.locker(with)
 			all := requests(5, func(key string) Request {
 				r := waiting(statement+key, 20*time.Second)
 				r.TTL = 5 * time.Minute
@@ -227,11 +230,11 @@ func TestSharedUnknown(t *testing.T) {
 			ctx := dbtest.Limited(t)
 			var arrive func()
 			var sent func() []string
-			begin := func() { arrive, sent = l.tap.Stall(statement), l.tap.Texts() }
+			begin := func() { arrive, sent = l.tap.Stall(begins), l.tap.Texts() }
 			got := l.together(begin, ctx, append(all, taken)...)
 			last := all[len(all)-1].Key
-			dbtest.Soon(t, "it is sent", func() bool { return count(sent(), statement) > 0 })
-			if statement == "COMMIT" {
+			dbtest.Soon(t, "it is sent", func() bool { return count(sent(), begins) > 0 })
+			if committed {
 				dbtest.Soon(t, "they are granted", func() bool { return s.row(last).token == 2 })
 			}
 			l.tap.Break()
@@ -242,7 +245,7 @@ func TestSharedUnknown(t *testing.T) {
 			granted(t, got)
 			for i, a := range got {
 				want := uint64(2)
-				if statement == "COMMIT" {
+				if committed {
 					want = 3
 				}
 				if a.lease.Token() != want || !s.row(all[i].Key).live {
@@ -257,7 +260,7 @@ func TestSharedUnknown(t *testing.T) {
 				ctx, cancel := context.WithCancel(dbtest.Limited(t))
 				defer cancel()
 				got = l.together(begin, ctx, all...)
-				dbtest.Soon(t, "it is sent", func() bool { return count(sent(), statement) > 0 })
+				dbtest.Soon(t, "it is sent", func() bool { return count(sent(), begins) > 0 })
 				cancel()
 				refused(t, got, context.Canceled)
 				_, err := l.Acquire(dbtest.Limited(t), request(last))
@@ -291,7 +294,7 @@ func TestSharedLate(t *testing.T) {
 		dbtest.Soon(t, "they are granted", func() bool { return s.row(all[2].Key).token == 2 })
 		time.Sleep(1100 * time.Millisecond)
 		arrive()
-		refused(t, got, strategy.ErrNoAnswer)
+		refused(t, got, lockerr.ErrNoAnswer)
 		for _, r := range all {
 			dbtest.OK(t, l.acquire(waiting(r.Key, 20*time.Second)).Release())
 		}
@@ -357,7 +360,7 @@ func TestSharedReleases(t *testing.T) {
 			answer()
 		}()
 		l.releaseTogether(t, held, func(i int, err error) {
-			if !errors.Is(err, strategy.ErrNoAnswer) { // it is stalled for a part of the time for that
+			if !stalled(err) { // it is stalled for a part of the time for that
 				dbtest.OK(t, err)
 			}
 		})
@@ -572,10 +575,19 @@ func TestRequestsAndReleasesShareATransaction(t *testing.T) {
 	})
 }
 
+// inBothForms runs a test with lock connections that take several statements in a text, and with others.
+func inBothForms(t *testing.T, test func(t *testing.T, s *scratch, packs bool)) {
+	for _, packs := range []bool{false, true} {
+		t.Run(fmt.Sprint("packs ", packs), func(t *testing.T) {
+			dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) { test(t, s, packs) })
+		})
+	}
+}
+
 // TestBatchOutcomes: in a batch each request, and each release, has its own end.
 func TestBatchOutcomes(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l, other := s.locker(setup{max: 2}), s.locker(setup{})
+	inBothForms(t, func(t *testing.T, s *scratch, packs bool) {
+		l, other := s.locker(setup{packs: packs, max: 2}), s.locker(setup{})
 		const stolen, locked, over, off, next = 1, 2, 3, 4, 5
 		held := l.taken(t, "held", 6)
 		others := other.acquire(request("others"))
@@ -617,8 +629,8 @@ func TestBatchOutcomes(t *testing.T) {
 // TestBatchRefused: where the server refuses the write for one of them, the others are
 // granted, and released, alone, and nothing stays in a transaction.
 func TestBatchRefused(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{max: 2, ttl: time.Hour}) // so that no connection is closed, with what it has
+	inBothForms(t, func(t *testing.T, s *scratch, packs bool) {
+		l := s.locker(setup{packs: packs, max: 2, ttl: time.Hour}) // so that no connection is closed, with what it has
 		all := requests(3, request)
 		l.rowsOf(all)
 		held := l.taken(t, "held", 3)
@@ -663,31 +675,6 @@ func TestBatchRefused(t *testing.T) {
 		for _, r := range all {
 			dbtest.Soon(t, "nothing is left of "+r.Key, func() bool { return s.wakeUps(r.Key) == 0 })
 		}
-	})
-}
-
-// TestBatchPolled: among requests that are sent together, those that wait leave a free
-// lease to a poller that has announced itself; those that do not wait take it.
-func TestBatchPolled(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		l := s.locker(setup{max: 2})
-		all := []Request{waiting("polled", 20*time.Second), request("polled, taken"), waiting("free", 20*time.Second)}
-		l.rowsOf(all)
-		conn, err := s.db.Conn(t.Context())
-		dbtest.OK(t, err)
-		defer conn.Close()
-		for _, r := range all[:2] {
-			dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", lockname.OfLeasePoller(s.Name, r.Key))
-		}
-		began := time.Now()
-		got := l.together(func() {}, dbtest.Limited(t), all...)
-		granted(t, got[1:])
-		if r := s.row("polled"); (r.live || s.wakeUps("polled") != 0) && time.Since(began) < yieldFor { // for which it is left free
-			t.Errorf("it is not left to the poller: %+v", r)
-		}
-		dbtest.OK(t, conn.Close())
-		granted(t, got[:1])
-		release(t, got)
 	})
 }
 
@@ -797,7 +784,7 @@ func TestBatchRows(t *testing.T) {
 			}
 			var takes []*take
 			for _, r := range all[:2] {
-				takes = append(takes, &take{of: &attempt{r: r}, yields: true})
+				takes = append(takes, &take{of: &attempt{r: r}})
 			}
 			leaves := []*leaving{{s: &Lease{key: all[3].Key}}}
 			s.onConn(func(conn driver.Conn) {
@@ -817,6 +804,5 @@ func TestBatchRows(t *testing.T) {
 		}
 		name := "CAST(" + schema.Literal(odd) + " AS BINARY)"
 		dbtest.Equal(t, "the wake-up lock is %s", dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfWakeUp(s.Name, name))[0], lockname.OfWakeUp(s.Name, odd))
-		dbtest.Equal(t, "the poller's lock is %s", dbtest.Column[string](t, s.db, "SELECT "+lockname.SQLOfLeasePoller(s.Name, name))[0], lockname.OfLeasePoller(s.Name, odd))
 	})
 }

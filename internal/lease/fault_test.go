@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -108,7 +107,7 @@ func TestNoAnswerForACallerThatStays(t *testing.T) {
 				l.tap.Break()
 				err = <-failed
 			}
-			if !errors.Is(err, strategy.ErrNoAnswer) {
+			if !errors.Is(err, lockerr.ErrNoAnswer) {
 				return fmt.Errorf("it ended with %w", err)
 			}
 			if got := s.row("k").token; got != before+1 {
@@ -136,7 +135,7 @@ func TestLateAnswerBehindRowLock(t *testing.T) {
 		tx := s.lockRow("k")
 		time.Sleep(1100 * time.Millisecond) // it is over
 		arrive()
-		dbtest.Is(t, "it ended", <-failed, strategy.ErrNoAnswer)
+		dbtest.Is(t, "it ended", <-failed, lockerr.ErrNoAnswer)
 		dbtest.OK(t, tx.Rollback())
 		dbtest.OK(t, l.acquire(waiting("k", 20*time.Second)).Release())
 	})
@@ -260,7 +259,7 @@ func TestConnectionBreaksAtHandoff(t *testing.T) {
 			before := first.Token()
 			go func() {
 				l.inQueue("k", 1)
-				if err := first.Release(); err != nil && !errors.Is(err, strategy.ErrNoAnswer) { // which is stalled
+				if err := first.Release(); err != nil && !stalled(err) { // which is stalled
 					t.Error(err)
 				}
 			}()
@@ -297,7 +296,7 @@ func (s *scratch) broken(l *locker, statement string, r Request, done func() boo
 	l.tap.Break()
 	at := time.Now()
 	g := <-got
-	if slow = errors.Is(g.err, lockerr.ErrExhausted) && time.Since(at) >= background/5; g.err != nil && !slow {
+	if slow = errors.Is(g.err, lockerr.ErrNoAnswer) && time.Since(at) >= background/5; g.err != nil && !slow {
 		s.T.Errorf("%v: %v", r.Wait, g.err)
 	}
 	return g.lease, slow
@@ -316,7 +315,7 @@ func TestConnectionsBreakForEver(t *testing.T) {
 		dbtest.Soon(t, "the server has granted it", func() bool { return s.row("k").token == before+1 })
 		l.tap.Cut()
 		var e *lockerr.Error
-		if err := <-failed; !errors.Is(err, lockerr.ErrExhausted) || !errors.As(err, &e) || e.Key != "k" {
+		if err := <-failed; !errors.Is(err, lockerr.ErrNoAnswer) || !errors.As(err, &e) || e.Key != "k" {
 			t.Errorf("it ended with %v", err)
 		}
 		l.tap.Mend()

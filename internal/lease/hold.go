@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,7 +18,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Lease is a lock on one key that lasts as long as it is renewed. It is safe for
@@ -38,12 +36,6 @@ type Lease struct {
 	handed  int       // how often it went from caller to caller since then
 	asked   purpose.Asked
 
-	// txConn is the connection of the transaction that was begun with the lease, while it
-	// carries the wake-up lock in place of a lock connection. It is guarded by the turn of
-	// that connection.
-	txConn *pool.Conn
-	begins bool // the lease was taken so
-
 	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
 	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
 	busy bool      // others had locked its row for long when it was renewed last. Guarded by Locker.mu
@@ -54,9 +46,8 @@ type Lease struct {
 	timer    *time.Timer // fires at the deadline
 	trouble  error       // why it was not renewed
 	err      error       // why it is over: lost, released or closed
-	ending   bool        // a commit releases it, which may be under way
-	given    bool        // a commit has released it
-	maybe    bool        // the same, if that commit came through
+	given    bool        // a COMMIT has released it
+	maybe    bool        // the same, if that COMMIT comes through
 }
 
 // margin is how much earlier than the server the holder gives up.
@@ -72,7 +63,7 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	now := time.Now()
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: ticket, since: now, granted: now, begins: h.begins, asked: a.asked,
+		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked,
 	}
 	s.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
@@ -89,10 +80,7 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
 	s.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
 	l.leases[s] = struct{}{}
-	switch {
-	case h.begins:
-		s.txConn = h.c
-	case l.wakes:
+	if l.wakes {
 		s.conn = h
 		h.wakeUps[s.key] = s
 	}
@@ -150,19 +138,20 @@ func (s *Lease) expire() {
 		s.mu.Unlock()
 		return
 	}
-	cause := s.trouble
-	switch {
-	case !s.until.IsZero() && !s.expiry.Before(s.until):
-		cause = errors.New("it was held for as long as MaxHold allows")
-	case cause == nil:
-		cause = errors.New("it was not renewed in time")
-	default:
-		cause = fmt.Errorf("it was not renewed in time: %w", cause)
-	}
+	trouble, maxHold := s.trouble, !s.until.IsZero() && !s.expiry.Before(s.until)
 	s.mu.Unlock()
-	why := &notOurs{other: cause}
-	s.lose(why)
-	s.l.running.Background(func(context.Context) { why.ask(s) }) // a holder that was frozen may have lost it before
+	switch {
+	case maxHold:
+		s.lose(errors.New("it was held for as long as MaxHold allows"))
+	case trouble != nil:
+		s.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
+	default: // a holder that was frozen may have lost it before; the rest of the margin is for what it does then
+		if f := s.forced(min(margin(s.ttl)/2, askWhy)); f != nil {
+			s.lose(takenAway(f))
+			return
+		}
+		s.lose(errors.New("it was not renewed in time"))
+	}
 }
 
 // lose ends a lease that the server may give to another, or has given.
@@ -177,6 +166,64 @@ func (s *Lease) lose(cause error) {
 		go s.lost(err)
 	}
 }
+
+// loseFound is lose for a renewal that has not found the lease, which runs within l.running. It asks
+// first who has taken the lease away: what the holder is told does not change after that. Until then
+// the fence refuses its commits.
+func (s *Lease) loseFound() {
+	s.mu.Lock()
+	ending := s.given || s.maybe
+	s.trouble = errNotOurs
+	s.mu.Unlock()
+	if ending { // the COMMIT has released it
+		return
+	}
+	s.l.mu.Lock()
+	s.due = time.Time{}
+	s.l.mu.Unlock()
+	s.l.running.Go(func() { s.lose(s.whyNotOurs()) })
+}
+
+var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
+
+// whyNotOurs is why the server does not have the lease as the holder's any more. It asks the server
+// who has taken it away by force, for at most askWhy.
+func (s *Lease) whyNotOurs() error {
+	if f := s.forced(askWhy); f != nil {
+		return takenAway(f)
+	}
+	return errNotOurs
+}
+
+func takenAway(f *schema.Forced) error { return fmt.Errorf("it was taken away on %v", f) }
+
+// forced asks the server who has taken the lease away by force; nil if nobody has, or if the server
+// does not say so within bound.
+func (s *Lease) forced(bound time.Duration) *schema.Forced {
+	l := s.l
+	if l.untold.Load() || l.running.Enter() != nil {
+		return nil
+	}
+	defer l.running.Done()
+	ctx, cancel := server.Within(l.running.Ctx, bound)
+	defer cancel()
+	c, err := l.cfg.Control.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	defer c.Release()
+	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+l.cfg.Table.String()+" WHERE "+l.row("", s.key))
+	if err != nil || len(rows) == 0 {
+		return nil
+	}
+	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == s.token {
+		return &f
+	}
+	return nil
+}
+
+// askWhy is how long a holder waits at most to be told who has taken its lease away.
+const askWhy = time.Second
 
 // dropWakeUp has the wake-up lock of a lease that is over given back.
 func (l *Locker) dropWakeUp(s *Lease) {
@@ -224,11 +271,17 @@ func (s *Lease) Lapse() {
 // After any other error the lease is over for its holder, but the key may still be taken: the
 // Locker goes on releasing it in the background, and on the server it expires within the TTL.
 // After nil the key is free, or the next caller's. A second call does nothing.
+//
+// What a COMMIT has released is free already. Its wake-up lock is given back in the background.
 func (s *Lease) Release() error {
-	given, maybe := s.released()
+	s.mu.Lock()
+	given, maybe := s.given, s.maybe
+	s.mu.Unlock()
 	if given {
-		s.end(lockerr.ErrClosed)
-		s.ticket.Leave()
+		if s.end(lockerr.ErrClosed) {
+			s.l.dropWakeUp(s)
+			s.ticket.Leave()
+		}
 		return nil
 	}
 	if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
@@ -245,12 +298,17 @@ func (s *Lease) Release() error {
 		}
 		return nil
 	}
-	if s.minHold == 0 && !s.begins && s.handed < l.cfg.HandOvers && time.Since(s.since) < l.cfg.HandOverTime {
+	if s.mayBeHandedOver() {
 		if given := (&handoff{from: s, told: make(chan error, 1)}); s.ticket.Handoff(l, given) {
 			return given.wait()
 		}
 	}
 	return l.relinquish(s, maybe)
+}
+
+// mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
+func (s *Lease) mayBeHandedOver() bool {
+	return s.minHold == 0 && s.handed < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime
 }
 
 // handoff is a lease on its way from one caller to the next. The server tells the
@@ -280,7 +338,7 @@ func (g *handoff) wait() error {
 	select {
 	case err := <-g.told:
 		if errors.Is(err, errNotOurs) {
-			err = terms.Failure("release", g.from.key, lockerr.With(lockerr.ErrLost, err))
+			err = terms.Failure("release", g.from.key, lockerr.With(lockerr.ErrLost, g.from.whyNotOurs()))
 		}
 		return err
 	case <-late.C:
@@ -304,7 +362,7 @@ func releasing(key string) context.Context {
 // long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
-	ctx, cancel := context.WithTimeout(about(context.Background(), purpose.Release, s), handoffWait)
+	ctx, cancel := server.Within(about(context.Background(), purpose.Release, s), handoffWait)
 	defer cancel()
 	done, err := l.release(ctx, s, sent)
 	if done {
@@ -326,11 +384,10 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 	return nil
 }
 
-// stays is what the giver of a lease is told that could not be given back so far. The limit that
-// was reached is ours: no context of the giver has ended.
+// stays is what the giver of a lease is told that could not be given back so far.
 func stays(err error, until time.Time) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = strategy.ErrSilent
+	if errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer) { // which say that nothing is locked
+		err = errors.New(err.Error())
 	}
 	return fmt.Errorf("the lease is not given back yet, and the key may stay taken for up to %v; it is tried again until then: %w",
 		max(0, time.Until(until)).Round(time.Millisecond), err)
@@ -339,7 +396,7 @@ func stays(err error, until time.Time) error {
 // lingering is a context that ends at until, or some time after the Locker is closed: a key is not
 // to stay taken because its process ends just now.
 func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithDeadline(context.Background(), until)
+	ctx, cancel := server.Within(context.Background(), time.Until(until))
 	stop := context.AfterFunc(l.running.Ctx, func() {
 		strategy.Sleep(ctx, handoffWait)
 		cancel()
@@ -391,7 +448,7 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
 	if l.cfg.ReadTimeout == 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, background/2)
+		ctx, cancel = server.Within(ctx, background/2)
 		defer cancel()
 	}
 	found, err = l.by.give(ctx, h, s.key, s.token, s.minHold)
@@ -461,74 +518,9 @@ func sortByKey(leases []*Lease) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.key, b.key) })
 }
 
-// Fence verifies that the leases are held, in the transaction that is about to commit on
-// conn. No other caller can be granted one of them before the transaction ends. Fence runs
-// one statement. It waits for a locked row, but not for longer than the leases last, by the
-// clocks of both sides. After an error the transaction must be rolled back.
-func (l *Locker) Fence(ctx context.Context, conn driver.Conn, leases []*Lease) error {
-	ctx = about(ctx, purpose.Fence, leases...)
-	leases = slices.Clone(leases)
-	sortByKey(leases)
-	leases = slices.Compact(leases)
-	if len(leases) == 0 {
-		return nil
-	}
-	left, err := timeLeft(leases)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, left+terms.Calmly)
-	defer cancel()
-	held, err := l.by.fence(ctx, conn, leases, left)
-	for server.Locked(err) && l.cfg.Info.Topology == "" && !l.cfg.Info.EndsTransaction(err) { // by the application's innodb_lock_wait_timeout
-		if left, err = timeLeft(leases); err != nil {
-			return err
-		}
-		held, err = l.by.fence(ctx, conn, leases, left)
-	}
-	if err != nil {
-		return fenceError(leases, err)
-	}
-	for _, s := range leases {
-		if !held[s.key] {
-			why := s.whyNotOurs()
-			s.lose(why)
-			return terms.Failure("commit", s.key, lockerr.With(lockerr.ErrLost, why))
-		}
-		if err := s.Err(); err != nil && !sabotage.SlowFence.Load() { // it may have run out while the fence waited
-			return terms.Failure("commit", s.key, err)
-		}
-	}
-	return nil
-}
-
 // left is how long the lease still lasts for its holder if it is not renewed.
 func (s *Lease) left() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Until(s.deadline)
-}
-
-var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
-
-// fence asks which of leases are held, and keeps them so. Where several nodes take writes, only a
-// write is seen by all of them.
-func (l *Locker) fence(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (map[string]bool, error) {
-	held := make(map[string]bool)
-	if l.cfg.Info.Topology == "" {
-		rows, err := server.Query(ctx, conn, l.fenceSQL(leases, bound))
-		for _, row := range rows {
-			held[row[0]] = true
-		}
-		return held, err
-	}
-	for _, s := range leases {
-		text := s.l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, schema.Lasts("r."), touch, "")
-		rows, err := server.Affected(ctx, conn, l.bounded(text, bound))
-		if err != nil {
-			return nil, err
-		}
-		held[s.key] = rows > 0
-	}
-	return held, nil
 }

@@ -33,10 +33,8 @@
 // it stays without a lock, whether a caller waits for its turn or goes along, how many locks it
 // carries, what pings it, and by which clock it is lost.
 //
-// A caller for which there is no connection to wait on polls. A lease that others acquire
-// again and again would hardly ever be free when it asks. So a poller announces itself
-// with another named lock. While a poller is announced, other waiters leave a free
-// lease to the poller, for a moment in each second.
+// A caller for which there is no connection to wait on polls, ten times a second. It gets the
+// lease if it asks between a release and the next grant.
 //
 // If another caller of the same process waits for a lease that is released, the lease is
 // handed over to it: with a new token, in one statement and without the wake-up lock. The
@@ -55,7 +53,8 @@
 //
 // Requests that find all lock connections busy gather, and so do releases whose wake-up locks
 // are on the same connection. Whoever gets the next connection sends what has gathered for it,
-// requests and releases, in one transaction of four statements: a batch. It locks the rows
+// requests and releases, in one transaction of four statements, which are two texts where the
+// server is far: a batch. It locks the rows
 // that nobody has locked, decides, changes the rows, and commits. So all of them wait for one
 // commit. What is decided of a row is what the server said while the row was locked, so each
 // release knows whether its lease was still held. Whatever meets a row that is locked or
@@ -111,7 +110,6 @@ package lease
 import (
 	"context"
 	"crypto/rand"
-	"database/sql/driver"
 	"encoding/hex"
 	"maps"
 	"slices"
@@ -138,10 +136,6 @@ const (
 	background = 10 * time.Second
 	// longest is how long a waiter relies on being woken.
 	longest = 3 * time.Second
-	// For an announced poller others leave a lease free for at most yieldFor in each yieldEvery,
-	// and look each yieldLook whether it has taken it.
-	yieldFor, yieldEvery = 300 * time.Millisecond, time.Second
-	yieldLook            = 20 * time.Millisecond
 	// longestForRow is how long the server may let a statement wait for a row, with
 	// its limit of one second, which it looks at once a second.
 	longestForRow = 2 * time.Second
@@ -169,14 +163,13 @@ type Locker struct {
 	lockConns []*lockConn
 	arrived   context.Context // ends when there is one more of them
 	arrive    context.CancelFunc
-	waitConns int                  // connections that waiters have or ask for
-	opening   int                  // requests for which a lock connection is being opened
-	leases    map[*Lease]struct{}  // that are held
-	yieldedAt map[string]time.Time // when a lease was first left to a poller, by key
-	renewing  bool                 // the goroutine that renews them was started
-	next      time.Time            // when it looks which are due, if nobody wakes it; zero is as soon as it can
-	wake      chan struct{}        // tells it that one is due earlier than it knows
-	queueing  chan struct{}        // holds a token for each that is renewed behind who has locked its row
+	waitConns int                 // connections that waiters have or ask for
+	opening   int                 // requests for which a lock connection is being opened
+	leases    map[*Lease]struct{} // that are held
+	renewing  bool                // the goroutine that renews them was started
+	next      time.Time           // when it looks which are due, if nobody wakes it; zero is as soon as it can
+	wake      chan struct{}       // tells it that one is due earlier than it knows
+	queueing  chan struct{}       // holds a token for each that is renewed behind who has locked its row
 }
 
 // New returns a Locker. It sends nothing to the server before the first lease. Close
@@ -191,15 +184,12 @@ func New(cfg strategy.Config) *Locker {
 		cfg: cfg, running: strategy.NewRunning(),
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		keepAlive:    pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
-		leases:       make(map[*Lease]struct{}), yieldedAt: make(map[string]time.Time), wake: make(chan struct{}, 1),
+		leases:       make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
-	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome, l.fence}, true
+	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome}, true
 	if !cfg.Info.NamedLocks {
-		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows, l.fenceRows}, false
-		if cfg.Info.Share != "" {
-			l.by.fence = l.fence
-		}
+		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows}, false
 		l.cfg.HandOvers = 0 // a release is a transaction, and so would a handoff be
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
@@ -207,7 +197,6 @@ func New(cfg strategy.Config) *Locker {
 	l.texts = texts{
 		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), handoff: l.handoffText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
-		begin:   l.beginText(driver.TxOptions{}), give: l.giveText(),
 	}
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	return l
@@ -223,11 +212,11 @@ func (l *Locker) Close() {
 	held := slices.Collect(maps.Keys(l.leases))
 	l.mu.Unlock()
 
-	ctx, cancel := context.WithTimeout(context.Background(), background/2)
+	ctx, cancel := server.Within(context.Background(), background/2)
 	left := l.releaseAll(ctx, endAll(held))
 	cancel()
 	l.running.Wait() // also for renewals, which had their rows locked
-	ctx, cancel = context.WithTimeout(context.Background(), handoffWait)
+	ctx, cancel = server.Within(context.Background(), handoffWait)
 	defer cancel()
 	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.Pace/5); {
 		left = l.releaseAll(ctx, left)
@@ -253,9 +242,7 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 		return []strategy.Grant{s}, nil
 	}
 	p := r.Resources[0]
-	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
-	ask.Begin = r.Begin
-	held, err := l.Acquire(ctx, ask)
+	held, err := l.Acquire(ctx, leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost))
 	if err != nil {
 		return nil, err
 	}
@@ -268,30 +255,6 @@ func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strate
 		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
 		Lost: func(error) { lost() },
 	}
-}
-
-// Check leaves the check to the COMMIT itself.
-func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, _ bool) (strategy.Check, error) {
-	var leases []*Lease
-	for _, h := range held {
-		switch h := h.(type) {
-		case *Lease:
-			leases = append(leases, h)
-		case *Slot:
-			leases = append(leases, h.Lease)
-		}
-	}
-	check := strategy.Check{
-		Commit:  func(ctx context.Context) (done, unknown bool, err error) { return l.Commit(ctx, c, leases) },
-		Fence:   func(ctx context.Context) error { return l.Fence(ctx, c.Conn, leases) },
-		Lasting: true,
-	}
-	if len(leases) == 1 && leases[0].txConn != nil && leases[0].txConn.Conn == c.Conn && l.begins() { // it was taken with BEGIN
-		check.Release = func(ctx context.Context) (done, unknown bool, err error) {
-			return l.CommitAndRelease(ctx, c, leases[0])
-		}
-	}
-	return check, nil
 }
 
 // Holder asks the server who has the lease on key, without waiting for anybody. It returns

@@ -18,11 +18,8 @@ import (
 // other, and holds their wake-up locks, which only the same connection can release. It
 // stays out of the pool as long as it holds one.
 type lockConn struct {
-	c     *pool.Conn
-	waits bool // a waiter's own, on which it may block; guarded by the turn
-	// begins: it is the application's, and its transaction begins with the lease. Nothing
-	// below is of use then: it has no other statements of ours.
-	begins   bool
+	c        *pool.Conn
+	waits    bool                  // a waiter's own, on which it may block; guarded by the turn
 	releases batch.Group[*leaving] // of leases whose wake-up locks it carries
 	stale    batch.Group[*Lease]   // those of them that were lost
 
@@ -30,7 +27,6 @@ type lockConn struct {
 	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
 	queued  int               // who waits for the turn
 	gone    bool              // destroyed, or back in the pool
-	polls   int               // pollers that it announces
 }
 
 // maxWakeUps is how many wake-up locks a lock connection may carry. MariaDB takes longer for each
@@ -67,6 +63,13 @@ func (h *lockConn) query(ctx context.Context, text string) ([][]string, error) {
 	rows, err := server.Query(ctx, h.c.Conn, text)
 	h.noted(err)
 	return rows, err
+}
+
+// send is exec for several statements: see [pool.Conn.Send].
+func (h *lockConn) send(ctx context.Context, texts ...string) ([][][]string, error) {
+	answers, err := h.c.Send(ctx, texts...)
+	h.noted(err)
+	return answers, err
 }
 
 func (h *lockConn) noted(err error) {
@@ -110,7 +113,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 		}
 		patient, cancel := ctx, func() {}
 		if more { // meanwhile the pool may have room for another
-			patient, cancel = context.WithTimeout(ctx, strategy.Pace)
+			patient, cancel = server.Within(ctx, strategy.Pace)
 		}
 		ours, err := l.awaitTurnFor(ctx, patient, busy)
 		cancel()
@@ -149,10 +152,10 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(arrived, cancel)()
-	c, err := l.poolConn(own, optional)
+	c, err := l.poolConn(own, pool.As{}, optional)
 	if c == nil {
-		if own.Err() != nil {
-			err = context.Cause(ctx)
+		if own.Err() != nil && ctx.Err() == nil { // another one has arrived
+			err = nil
 		}
 		return nil, err
 	}
@@ -161,13 +164,13 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 	return h, nil
 }
 
-func (l *Locker) poolConn(ctx context.Context, optional bool) (*pool.Conn, error) {
+func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool.Conn, error) {
 	actx, cancel := ctx, func() {}
 	if optional {
-		actx, cancel = context.WithTimeout(ctx, strategy.Pace)
+		actx, cancel = server.Within(ctx, strategy.Pace)
 	}
 	defer cancel()
-	c, err := l.cfg.Conns.Acquire(actx)
+	c, err := l.cfg.Conns.AcquireAs(actx, as)
 	if err != nil && optional && ctx.Err() == nil && actx.Err() != nil {
 		return nil, nil
 	}
@@ -179,6 +182,7 @@ func (l *Locker) open(h *lockConn) {
 	l.mu.Lock()
 	if h.waits {
 		h.waits = false
+		h.c.Unblocked()
 		l.waitConns--
 	}
 	l.lockConns = append(l.lockConns, h)
@@ -234,7 +238,7 @@ func (l *Locker) giveBack(h *lockConn) {
 		return
 	}
 	l.mu.Lock()
-	idle := len(h.wakeUps) == 0 && h.queued == 0 && h.polls == 0
+	idle := len(h.wakeUps) == 0 && h.queued == 0
 	if idle {
 		l.shut(h)
 	}
@@ -285,27 +289,54 @@ func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...stri
 	}
 }
 
-// releaseWakeUps gives back the wake-up locks of lost leases.
+// releaseWakeUps gives back the wake-up locks of leases that are over.
 func (l *Locker) releaseWakeUps(h *lockConn) {
 	if ours, _ := l.awaitTurn(l.running.Ctx, h); !ours {
 		return
 	}
 	defer l.giveBack(h)
 	for more := true; more; {
-		var lost []*Lease
-		var keys []string
-		lost, more = h.stale.Depart(rowsPerStatement)
-		l.mu.Lock()
-		for _, s := range lost {
-			if h.wakeUps[s.key] == s { // else the key's next lease has it
-				delete(h.wakeUps, s.key)
-				keys = append(keys, s.key)
-			}
-		}
-		l.mu.Unlock()
-		ctx, cancel := context.WithTimeout(l.running.Ctx, background)
-		l.releaseWakeUpsOn(purpose.Named(ctx, purpose.Release, hint.StrategyLease, keys...), h, keys...)
-		cancel()
+		var over []*Lease
+		over, more = h.stale.Depart(rowsPerStatement)
+		l.releaseWakeUpsOf(h, over)
+	}
+}
+
+// releaseWakeUpsOf is releaseWakeUps of some leases. The turn is the caller's.
+func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
+	var keys []string
+	l.mu.Lock()
+	over = slices.DeleteFunc(over, func(s *Lease) bool { return h.wakeUps[s.key] != s }) // the key's next lease has it
+	l.mu.Unlock()
+	for _, s := range over {
+		keys = append(keys, s.key)
+	}
+	ctx, cancel := server.Within(l.running.Ctx, background)
+	defer cancel()
+	l.releaseWakeUpsOn(purpose.Named(ctx, purpose.Release, hint.StrategyLease, keys...), h, keys...)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range keys {
+		delete(h.wakeUps, key)
+	}
+}
+
+// awaitDropped returns when this process has no wake-up lock of key any more: who takes the lease in its turn
+// would find that another connection has it.
+func (l *Locker) awaitDropped(ctx context.Context, key string) {
+	l.mu.Lock()
+	at := slices.IndexFunc(l.lockConns, func(h *lockConn) bool { return h.wakeUps[key] != nil })
+	var h *lockConn
+	if at >= 0 {
+		h = l.lockConns[at]
+	}
+	l.mu.Unlock()
+	if h == nil {
+		return
+	}
+	if ours, _ := l.awaitTurn(ctx, h); ours {
+		l.releaseWakeUpsOf(h, h.stale.Along(rowsPerStatement))
+		l.giveBack(h)
 	}
 }
 
@@ -322,7 +353,7 @@ func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 	if !free {
 		return nil, nil
 	}
-	c, err := l.poolConn(ctx, true)
+	c, err := l.poolConn(ctx, pool.As{Waits: true}, true)
 	if c == nil {
 		l.mu.Lock()
 		l.waitConns--
@@ -335,7 +366,7 @@ func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 // leaveWaitConn ends the waiting for key's wake-up lock on h, and gives the wake-up lock back if
 // h has it.
 func (l *Locker) leaveWaitConn(h *lockConn, key string) {
-	ctx, cancel := context.WithTimeout(releasing(key), background)
+	ctx, cancel := server.Within(releasing(key), background)
 	defer cancel()
 	l.releaseWakeUpsOn(ctx, h, key)
 	l.mu.Lock()
@@ -347,7 +378,7 @@ func (l *Locker) leaveWaitConn(h *lockConn, key string) {
 // listen waits on the waiting connection h for key's wake-up lock until bound is over. When ctx
 // ends the waiter is taken off the server, and h is gone.
 func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time.Time, bound time.Duration) (got bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, bound+terms.Calmly)
+	ctx, cancel := server.Within(ctx, bound+terms.Calmly)
 	defer cancel()
 	rows, err := h.query(ctx, l.listenSQL(key, since, bound))
 	if server.Interrupted(err) {
@@ -365,7 +396,7 @@ func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time
 func (l *Locker) kill(h *lockConn) {
 	l.drop(h)
 	l.running.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), background)
+		ctx, cancel := server.Within(context.Background(), background)
 		defer cancel()
 		_ = l.cfg.Control.KillConnection(ctx, h.c) // best effort: the server's own bound ends it too
 	})

@@ -26,6 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are killed all the time
+	server.FixForm(server.Packet)           // what a COMMIT is sent with is one command, however near the server is
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
@@ -46,7 +47,7 @@ func newScratch(d *dbtest.Database) *scratch {
 	s.onConn(func(conn driver.Conn) {
 		s.info, err = server.Probe(context.Background(), conn)
 		dbtest.OK(d.T, err)
-		_, err = s.table.Ensure(context.Background(), conn, s.info, true)
+		err = s.table.Ensure(context.Background(), conn, s.info, true)
 		dbtest.OK(d.T, err)
 	})
 	return s
@@ -62,6 +63,12 @@ func (s *scratch) onConn(f func(driver.Conn)) {
 		f(c.(driver.Conn))
 		return nil
 	}))
+}
+
+// session is a connection of an application's transactions, which takes several statements in a text.
+func (s *scratch) session() driver.Conn {
+	s.T.Helper()
+	return s.Connect(func(cfg *mysql.Config) { cfg.MultiStatements = true })
 }
 
 // locker is a Locker with pools of its own, like one of another process.
@@ -83,6 +90,7 @@ type setup struct {
 	reads  time.Duration // the limit on each read, which the Locker knows of; negative is none
 	table  *schema.Table
 	info   *server.Info
+	packs  bool // its lock connections take several statements in a text
 }
 
 func (s *scratch) locker(with setup) *locker {
@@ -104,9 +112,10 @@ func (s *scratch) locker(with setup) *locker {
 		with.reads = 10 * time.Second
 	}
 	with.reads = max(0, with.reads)
-	connector := s.Connector(dbtest.With(with.params), dbtest.As(with.user), l.tap.On, func(cfg *mysql.Config) { cfg.ReadTimeout = with.reads })
+	connector := s.Connector(dbtest.With(with.params), dbtest.As(with.user), l.tap.On, func(cfg *mysql.Config) { cfg.ReadTimeout, cfg.MultiStatements = with.reads, with.packs })
 	var err error
-	l.conns, err = pool.New(pool.Config{Connect: connector.Connect, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
+	several := func(context.Context, *pool.Conn) (bool, error) { return with.packs, nil }
+	l.conns, err = pool.New(pool.Config{Connect: connector.Connect, Several: several, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
 	dbtest.OK(s.T, err)
 	l.control, err = pool.New(pool.Config{
 		Connect: connector.Connect, Max: 4, Idle: with.ttl,
@@ -116,20 +125,60 @@ func (s *scratch) locker(with setup) *locker {
 	l.Locker = New(strategy.Config{
 		Conns: l.conns, Control: l.control, Queue: new(queue.Queue), Table: *with.table, Namespace: s.Name,
 		Rows: keyrow.New(keyrow.Config{
-			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true, Procedures: schema.NewRegistry(s.info, true, l.control.Lend),
+			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true,
 		}),
-		Procedures: schema.NewRegistry(*with.info, false, l.control.Lend),
-		Owner:      "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handoffs, HandOverTime: time.Minute,
+		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handoffs, HandOverTime: time.Minute,
 	})
 	s.T.Cleanup(l.close)
 	return l
 }
 
-// makeProcedures has the locker make its procedures, if it has not looked for them yet.
-func (l *locker) makeProcedures() {
-	if !l.cfg.Procedures.Looked(l.cfg.Table.TakeProcedure()) {
-		l.cfg.Procedures = schema.NewRegistry(l.cfg.Info, true, l.control.Lend)
+// sender is how several statements go to a connection.
+type sender = func(ctx context.Context, conn driver.Conn, texts ...string) ([][][]string, error)
+
+// forms are those of a COMMIT with what goes out with it.
+var forms = map[string]sender{"one text": server.SendPacket, "one by one": server.SendSingly}
+
+// commit commits the transaction on conn if the leases are held. ends: they end with it.
+func (l *locker) commit(by sender, conn driver.Conn, ends bool, leases ...*Lease) error {
+	l.s.T.Helper()
+	return l.send(by, conn, ends, []string{"COMMIT"}, leases)
+}
+
+// fence is commit without COMMIT.
+func (l *locker) fence(conn driver.Conn, leases ...*Lease) error {
+	l.s.T.Helper()
+	return l.send(server.SendSingly, conn, false, nil, leases)
+}
+
+func (l *locker) send(by sender, conn driver.Conn, ends bool, end []string, leases []*Lease) error {
+	l.s.T.Helper()
+	ctx := dbtest.Limited(l.s.T)
+	var held []strategy.Grant
+	for _, s := range leases {
+		held = append(held, s)
 	}
+	check, err := l.Check(ctx, nil, held, strategy.Commit{Wrote: true, Ends: ends})
+	if err != nil {
+		return err
+	}
+	texts := append(check.Before, end...)
+	answers, err := by(ctx, conn, texts...)
+	done := len(answers)
+	for err != nil && done < len(check.Before) && check.Again(done, err) {
+		answers, err = by(ctx, conn, texts[done:]...)
+		done += len(answers)
+	}
+	switch {
+	case err == nil:
+		check.Ended(strategy.Committed)
+	case server.Number(err) == 0:
+		check.Ended(strategy.Unknown)
+	default:
+		check.Ended(strategy.Failed)
+		err = check.Failed(ctx, done, err)
+	}
+	return err
 }
 
 // refused is what asking for a lease ends with that somebody has, and who that is:
@@ -156,7 +205,7 @@ func (l *locker) told(r Request) error {
 	return dbtest.Until(func() error {
 		_, err := l.Acquire(dbtest.Limited(l.s.T), r)
 		return err
-	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrNoAnswer) })
 }
 
 func (l *locker) close() {
@@ -221,11 +270,16 @@ func (l *locker) asking(ctx context.Context, r Request) <-chan error {
 // for the server for handoffWait only.
 func (s *scratch) back(lease *Lease, err error) {
 	s.T.Helper()
-	if !errors.Is(err, strategy.ErrNoAnswer) {
+	if !stalled(err) {
 		dbtest.OK(s.T, err)
 		return
 	}
 	dbtest.Soon(s.T, lease.key+" is given back", func() bool { return !s.row(lease.key).live && s.wakeUps(lease.key) == 0 })
+}
+
+// stalled reports whether what has failed with err was not answered in time.
+func stalled(err error) bool {
+	return errors.Is(err, lockerr.ErrNoAnswer) || errors.As(err, new(server.Silence))
 }
 
 // row is what the server has on a key.
@@ -300,7 +354,7 @@ func count(texts []string, begin string) (n int) {
 // TestOwnErrorsHaveSentinels: what a caller is told without a word of the server's says
 // what it means.
 func TestOwnErrorsHaveSentinels(t *testing.T) {
-	for err, want := range map[error]error{strategy.ErrNoAnswer: lockerr.ErrExhausted, keyrow.ErrNoRow: lockerr.ErrUnsafe} {
+	for err, want := range map[error]error{lockerr.ErrNoAnswer: lockerr.ErrNoAnswer, keyrow.ErrNoRow: lockerr.ErrUnsafe} {
 		if !errors.Is(terms.Failure("lock", "k", err), want) {
 			t.Errorf("%v is not %v", err, want)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // interval is how long after its grant, or the renewal before, a lease is renewed, give or take a
@@ -171,7 +172,7 @@ func (l *Locker) queueUp(s *Lease) {
 	s.busy = true
 	l.mu.Unlock()
 	l.running.Go(func() {
-		ctx, cancel := context.WithTimeout(l.running.Ctx, max(s.left(), time.Second))
+		ctx, cancel := server.Within(l.running.Ctx, max(s.left(), time.Second))
 		defer cancel()
 		select {
 		case l.queueing <- struct{}{}:
@@ -188,7 +189,7 @@ func (l *Locker) queueUp(s *Lease) {
 // renewBehind renews one lease in its turn, on a connection of its own where there is
 // one, since it waits for up to a second.
 func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
-	c, err := l.poolConn(ctx, true)
+	c, err := l.poolConn(ctx, pool.As{}, true)
 	if err != nil {
 		return err
 	}
@@ -238,7 +239,7 @@ func (s *Lease) ttlAt(now time.Time) time.Duration {
 }
 
 func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(about(l.running.Ctx, purpose.Renew, leases...), limit)
+	ctx, cancel := server.Within(about(l.running.Ctx, purpose.Renew, leases...), limit)
 	defer cancel()
 	h, err := l.borrow(ctx)
 	if err != nil {

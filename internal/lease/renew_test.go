@@ -107,8 +107,6 @@ func TestGrantsDoNotLookAtAllLeases(t *testing.T) {
 // always at the same time, do not keep it from being renewed, nor another beside it.
 func TestRenewalAmongFences(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		multi := s.info
-		multi.Topology = "several writers"
 		for _, test := range []struct {
 			name  string
 			info  server.Info
@@ -118,7 +116,7 @@ func TestRenewalAmongFences(t *testing.T) {
 			{"no pause", s.info, 16, 0},
 			{"pauses", s.info, 16, 10 * time.Millisecond},
 			{"one connection", s.info, 1, time.Millisecond},
-			{"fenced by writes", multi, 16, 0},
+			{"fenced by writes", *s.severalWriters(), 16, 0},
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				l := s.locker(setup{info: &test.info, max: test.max})
@@ -135,7 +133,7 @@ func TestRenewalAmongFences(t *testing.T) {
 					all.Go(func() {
 						s.onConn(func(conn driver.Conn) {
 							for stop.Err() == nil {
-								if err := leases[0].commit(conn, max(test.pause, time.Millisecond)); err != nil {
+								if err := l.commitSlowly(conn, leases[0], max(test.pause, time.Millisecond)); err != nil {
 									t.Error(err)
 									return
 								}
@@ -166,11 +164,11 @@ func TestRenewalAmongFences(t *testing.T) {
 	})
 }
 
-// commit is a transaction under the lease, which takes so long to commit.
-func (s *Lease) commit(conn driver.Conn, takes time.Duration) error {
+// commitSlowly is a transaction under the lease, which takes so long to commit.
+func (l *locker) commitSlowly(conn driver.Conn, s *Lease, takes time.Duration) error {
 	err := server.Exec(context.Background(), conn, "START TRANSACTION")
 	if err == nil {
-		err = s.l.Fence(context.Background(), conn, []*Lease{s})
+		err = l.fence(conn, s)
 	}
 	time.Sleep(takes)
 	end := "COMMIT"

@@ -3,12 +3,10 @@ package lease
 import (
 	"cmp"
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
@@ -25,7 +23,6 @@ type steps struct {
 	giveUnknown func(ctx context.Context, h *lockConn, key string) error
 	extend      func(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) // behind who has the row locked
 	extendSome  func(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error
-	fence       func(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (held map[string]bool, err error)
 }
 
 // Without [server.Flavour].NamedLocks there are no wake-up locks: who waits polls. On TiDB a
@@ -49,7 +46,7 @@ func (h *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error))
 	if !h.c.Clean() {
 		return err
 	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), background/2)
+	own, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 	defer cancel()
 	if _, failed := h.exec(own, "ROLLBACK"); failed != nil {
 		h.c.Taint()
@@ -181,19 +178,4 @@ func (l *Locker) rowsOf(leases []*Lease) string {
 		names = append(names, s.key)
 	}
 	return schema.Rows(l.cfg.Namespace, names)
-}
-
-// fenceRows locks the rows whatever is in them: a share lock excludes nobody here.
-func (l *Locker) fenceRows(ctx context.Context, conn driver.Conn, leases []*Lease, bound time.Duration) (map[string]bool, error) {
-	var ours []string
-	for _, s := range leases {
-		ours = append(ours, fmt.Sprintf("name = %s AND token = %d AND owner = %s", schema.Literal(s.key), s.token, schema.Literal(s.l.owner)))
-	}
-	rows, err := server.Query(ctx, conn, fmt.Sprintf("SELECT name, %s AND (%s) FROM %s WHERE %s ORDER BY name LIMIT %d FOR UPDATE WAIT %d",
-		schema.Lasts(""), strings.Join(ours, " OR "), l.cfg.Table, l.rowsOf(leases), len(leases), max(1, wholeSeconds(bound))))
-	held := make(map[string]bool)
-	for _, row := range rows {
-		held[row[0]] = row[1] == "1"
-	}
-	return held, err
 }

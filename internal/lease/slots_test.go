@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -29,10 +28,13 @@ func TestSlotWhereNobodyCanLook(t *testing.T) {
 			}
 		}
 		here, there := s.locker(setup{}), s.locker(setup{})
-		for _, l := range []*locker{here, there} {
-			l.cfg.FreeSlot = func(context.Context, []string, []int) (int, error) {
-				return -1, lockerr.With(lockerr.ErrLocked, fmt.Errorf("nobody could look"))
-			}
+		slot, err := here.acquireSlot(dbtest.Limited(t), request(0)) // the rows are there
+		dbtest.OK(t, err)
+		dbtest.OK(t, slot.Release())
+		for range here.control.Stat().Max {
+			c, err := here.control.Acquire(dbtest.Limited(t))
+			dbtest.OK(t, err)
+			defer c.Release()
 		}
 		var held []*Slot
 		for range 2 {

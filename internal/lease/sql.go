@@ -12,7 +12,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/sabotage"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
@@ -75,7 +74,6 @@ func (l *Locker) row(qualifier, key string) string {
 // one to the next.
 type texts struct {
 	take, takeNow, handoff, release string
-	begin, give                     string // of a transaction that begins and ends with its lease
 }
 
 // block is a statement that is prepared where it runs often on a connection. In a cluster it
@@ -89,34 +87,24 @@ func (l *Locker) block(text string, values ...driver.Value) pool.Block {
 	return b
 }
 
-// nobody stands for the name of a poller where none is looked for. An empty name would be NULL
-// in the sql_mode EMPTY_STRING_IS_NULL.
-const nobody = "nobody"
-
 // takeBlock takes the lease on key for ttl where nobody has it. nowait: it fails where
 // somebody has locked the row. Where inTurn is set it does not take the lease if someone else
-// has the wake-up lock, and so goes first; and where yields is set, if a poller has announced
-// itself. See answer for what it tells.
-func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait, yields bool) pool.Block {
+// has the wake-up lock, and so goes first. See answer for what it tells.
+func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait bool) pool.Block {
 	text := l.texts.take
 	if nowait {
 		text = l.texts.takeNow
 	}
-	turn, poller := l.precedence(key, inTurn, yields)
 	wake := lockname.OfWakeUp(l.cfg.Namespace, key)
-	return l.block(text, schema.Hex(key), poller, wake, wake, turn, ttl.Microseconds())
+	return l.block(text, schema.Hex(key), wake, wake, flag(inTurn), ttl.Microseconds())
 }
 
-// precedence are the values of a statement that takes the lease on key: whether it leaves the
-// lease to whoever has the wake-up lock, and the name of the poller that it leaves it to.
-func (l *Locker) precedence(key string, inTurn, yields bool) (turn int64, poller string) {
-	if inTurn {
-		turn = 1
+// flag is a condition for a statement.
+func flag(set bool) int64 {
+	if set {
+		return 1
 	}
-	if yields {
-		return turn, lockname.OfLeasePoller(l.cfg.Namespace, key)
-	}
-	return turn, nobody
+	return 0
 }
 
 // takeText is the text of takeBlock. The insert always meets the row that it has read, and is
@@ -129,11 +117,10 @@ func (l *Locker) takeText(rowLocked string) string {
 		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
 		" ON DUPLICATE KEY UPDATE"+
 		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
-		" IF(IS_FREE_LOCK(?) = 0, IF(LAST_INSERT_ID(%[5]d + %[7]d), %[1]s.token, %[1]s.token),"+
-		" IF(%[8]s >= ?, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token)))),"+
-		" owner = IF(%[1]s.token <> s.token, %[9]s, %[1]s.owner),"+
+		" IF(%[7]s >= ?, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
+		" owner = IF(%[1]s.token <> s.token, %[8]s, %[1]s.owner),"+
 		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
-		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."), yieldedToPoller,
+		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."),
 		wakeUp("?", "0"), schema.Literal(l.owner))
 }
 
@@ -143,16 +130,6 @@ const after = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND"
 // rowOf is the condition for the row of a key, which is a value of the statement.
 func (l *Locker) rowOf(qualifier string) string {
 	return schema.Row(qualifier, l.cfg.Namespace, schema.Unhex)
-}
-
-// announceSQL announces a poller for key, where none is announced.
-func (l *Locker) announceSQL(key string) string {
-	return "SELECT GET_LOCK('" + lockname.OfLeasePoller(l.cfg.Namespace, key) + "', 0)"
-}
-
-// withdrawSQL ends that.
-func (l *Locker) withdrawSQL(key string) string {
-	return "DO RELEASE_LOCK('" + lockname.OfLeasePoller(l.cfg.Namespace, key) + "')"
 }
 
 // handoffBlock turns the lease into another, with the next token, where it is still
@@ -176,16 +153,11 @@ func in(d time.Duration) string {
 // makes of an id with that bit its lowest byte, which would look like a token.
 const noToken = int64(1) << 62
 
-// yieldedToPoller tells, in place of microseconds, that the lease was left to a poller.
-const yieldedToPoller = int64(1) << 61
-
 // answer is what a take statement tells.
 type answer struct {
 	sent  time.Time     // before the server began to count
 	token uint64        // 0 where the lease was not granted
 	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
-
-	yielded bool // it was left to a poller
 }
 
 // tokenAndLeft reads what a row says of its lease: the token, and the microseconds left.
@@ -216,8 +188,6 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 		return a, keyrow.ErrNoRow
 	case id&noToken == 0:
 		a.token = uint64(id)
-	case id&yieldedToPoller != 0:
-		a.yielded = true
 	default:
 		a.left = time.Duration(id&^noToken) * time.Microsecond
 	}
@@ -313,56 +283,6 @@ func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(),
 func (l *Locker) heldSQL(leases []*Lease) string {
 	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE %s AND owner = %s AND %s",
 		schema.Remaining(""), l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner), schema.Live(""))
-}
-
-// fenceSQL returns the key of each lease that is still held, and keeps it from
-// being taken until the transaction ends. The server ends it after bound. LIMIT is
-// in place of sql_select_limit.
-func (l *Locker) fenceSQL(leases []*Lease, bound time.Duration) string {
-	hint := fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds())
-	if l.cfg.Info.Settings {
-		hint = ""
-	}
-	lasts := schema.Lasts("r.")
-	if sabotage.SlowFence.Load() {
-		lasts = lasted
-	}
-	var reads []string
-	for _, s := range leases {
-		reads = append(reads, fmt.Sprintf("SELECT %sr.name FROM %s r WHERE %s AND r.token = %d AND r.owner = %s AND %s LIMIT 1 LOCK IN SHARE MODE",
-			hint, l.cfg.Table, l.row("r.", s.key), s.token, schema.Literal(s.l.owner), lasts))
-		hint = ""
-	}
-	if len(reads) == 1 {
-		return l.bounded(reads[0], bound)
-	}
-	return l.bounded(fmt.Sprintf("(%s) LIMIT %d", strings.Join(reads, ") UNION ALL ("), len(reads)), bound)
-}
-
-// bounded has MariaDB end a fence after bound, which MySQL does by a hint, and
-// lets it see rows that have changed since the transaction's snapshot, as that of
-// a lease has which was renewed.
-func (l *Locker) bounded(text string, bound time.Duration) string {
-	if !l.cfg.Info.Settings {
-		return text
-	}
-	seconds, whole := bounds(bound)
-	return l.within(fmt.Sprintf("%.3f", seconds), fmt.Sprint(whole), text)
-}
-
-// bounds are the limits on a fence: of the statement, and on each wait for a row. The
-// application's innodb_lock_wait_timeout may be shorter.
-func bounds(bound time.Duration) (seconds float64, whole int64) {
-	return math.Ceil(bound.Seconds()*1000) / 1000, int64(bound/time.Second) + 1
-}
-
-// within is bounded for expressions of these limits.
-func (l *Locker) within(seconds, whole, text string) string {
-	settings := "max_statement_time = " + seconds + ", innodb_lock_wait_timeout = " + whole
-	if l.cfg.Info.SnapshotIsolation {
-		settings += ", innodb_snapshot_isolation = OFF"
-	}
-	return "SET STATEMENT " + settings + " FOR " + text
 }
 
 // unknown reports that a statement may have done its work although it failed:

@@ -298,24 +298,3 @@ func TestLeaseJoinedHoldIsTold(t *testing.T) {
 		stock.WantLost(t, "Release", h.Release())
 	})
 }
-
-// TestLeaseFencesWhatRunsUnderASession: a transaction that began without the hint,
-// under the row lock of a session, inside a hold.
-func TestLeaseFencesWhatRunsUnderASession(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle()
-		base, cancel := context.WithCancel(dbtest.Limited(t))
-		defer cancel()
-		row := lockctx.With(base, "row")
-		h, err := mysqllock.Acquire(row, db, "k", lockctx.Lease(stock.TTL))
-		dbtest.OK(t, err)
-		var n int
-		dbtest.OK(t, db.QueryRowContext(row, "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		tx := dbtest.Begin(t, context.Background(), db)
-		dbtest.ExecIn(t, h.Context(), tx, "UPDATE p SET stock = 1 WHERE id = 2")
-		s.Steal("k")
-		stock.WantLost(t, "Commit", tx.Commit())
-		s.WantStock(2, 10)
-		_ = h.Release()
-	})
-}

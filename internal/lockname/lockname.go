@@ -12,12 +12,12 @@ import (
 )
 
 // How names begin. The names of a version must be those of the versions before it, since
-// programs of several versions share a server.
+// programs of several versions share a server. Older ones also have names that begin with
+// "mysqllock-wish-", by which callers without a connection to wait on announce themselves.
 const (
 	Any      = "mysqllock"
 	advisory = Any + ":"
 	WakeUp   = Any + "-lease-"
-	Poller   = Any + "-wish-"
 	Wait     = Any + "-wait-"
 )
 
@@ -64,16 +64,6 @@ func ReadAdvisory(name string) (namespace, key string, ok bool) {
 // WakeUp come the first 40 digits of a hash.
 func OfWakeUp(namespace, row string) string { return WakeUp + hashed(namespace, row) }
 
-// OfPoller is the name of the lock by which a poller for the advisory lock on key
-// announces itself. After Poller come the first 40 digits of a hash.
-func OfPoller(namespace, key string) string { return Poller + hashed(namespace, key) }
-
-// ofLease tells what is announced for a lease from what is for an advisory lock.
-const ofLease = "lease\x00"
-
-// OfLeasePoller is the same for the lease on the row with that name.
-func OfLeasePoller(namespace, row string) string { return Poller + hashed(namespace, ofLease+row) }
-
 // Literal is a name as an SQL expression, for connections of any character set: on MariaDB a named
 // lock is what the bytes of its name are, which differ in UTF-16.
 func Literal(name string) string { return "_utf8mb4'" + name + "'" }
@@ -83,11 +73,8 @@ const Value = "CONVERT(? USING utf8mb4)"
 
 // SQLOfWakeUp is [OfWakeUp] as an SQL expression, for the row whose name is the value of the
 // SQL expression row.
-func SQLOfWakeUp(namespace, row string) string { return sqlHashed(WakeUp, namespace, "", row) }
-
-// SQLOfLeasePoller is [OfLeasePoller] in the same way.
-func SQLOfLeasePoller(namespace, row string) string {
-	return sqlHashed(Poller, namespace, ofLease, row)
+func SQLOfWakeUp(namespace, row string) string {
+	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", WakeUp, namespace+"\x00", row)
 }
 
 // OfWait is the name of the lock by which a holder of one key shows that it waits for
@@ -99,11 +86,6 @@ func OfWait(namespace, held, wanted string) string {
 func hashed(namespace, name string) string {
 	sum := sha256.Sum256([]byte(namespace + "\x00" + name))
 	return hex.EncodeToString(sum[:20])
-}
-
-// sqlHashed is a name with what hashed makes of before and the value of the SQL expression row.
-func sqlHashed(begin, namespace, before, row string) string {
-	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", begin, namespace+"\x00"+before, row)
 }
 
 func plain(s string) bool {

@@ -29,7 +29,7 @@ func (c cell) at() dimensions { return dimensions{c.strategy, c.way, c.place, c.
 var conns = []struct {
 	name    string
 	max     int
-	wrapped bool // with a wrapper of drivers above, which hides what it can
+	wrapped bool // with a wrapper of drivers above, which hides what it can: with maxConns it must pass driver.Validator on
 }{{"database/sql's", 0, false}, {"maxConns", 8, false}, {"wrapped", 0, true}, {"wrapped with maxConns", 8, true}}
 
 // run is a cell while it runs. mine is the process that the cell is about.

@@ -31,8 +31,8 @@ func TestCommandsAreTheGoldenOnes(t *testing.T) {
 	each(t, cells, all, func(t *testing.T, c cell) {
 		p := all[c.place]
 		r := c.begin(t, p)
-		want, got := readGolden(t, p.file)[c.like().use()], ""
-		for n := range 25 { // procedures may still be looked for, or what keeps a connection alive comes in between
+		want, got := readGolden(t, p.file)[c.use()], ""
+		for n := range 25 { // what keeps a connection alive may come in between
 			since := r.tap.Since()
 			dbtest.OK(t, r.finish(r.work))
 			r.idle()
@@ -72,15 +72,6 @@ func (c cell) shows(all []*place) bool {
 	return usual || os.Getenv("MATRIX") == "all" || (c.strategy+c.way+c.conns)%len(all) == c.place
 }
 
-// like returns the cell that sends the same: a sql.Conn that has no connection to keep, since nobody is told when it
-// is closed, leaves its unit of work to a session.
-func (c cell) like() cell {
-	if conns[c.conns].wrapped && conns[c.conns].max > 0 && ways[c.way].name == "sql.Conn" {
-		c.way = slices.IndexFunc(ways, func(w way) bool { return w.name == "read-decide-write" })
-	}
-	return c
-}
-
 // TestThePageShowsTheGoldenCommands compares the table of docs/parameters.md with the golden
 // files.
 func TestThePageShowsTheGoldenCommands(t *testing.T) {
@@ -107,8 +98,6 @@ func table(t *testing.T) string {
 	shows := []struct{ file, name string }{
 		{golden("MySQL"), "MySQL"},
 		{golden("MariaDB"), "MariaDB"},
-		{golden("MySQL without procedures"), "without procedures"},
-		{golden("MySQL behind Router"), "behind a Router"},
 	}
 	var b strings.Builder
 	b.WriteString("| |")

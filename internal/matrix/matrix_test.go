@@ -59,7 +59,7 @@ func possible(all []*place) (cells []cell) {
 			for p := range all {
 				for k := range conns {
 					for f := range faults {
-						if c := (cell{s, w, p, k, f}); impossible(c, all) == "" {
+						if c := (cell{s, w, p, k, f}); impossible(c) == "" {
 							cells = append(cells, c)
 						}
 					}

@@ -129,24 +129,6 @@ var ways = []way{
 		}
 		return hold.Release()
 	}},
-	{"late hint", func(ctx context.Context, u unit) error {
-		tx, err := u.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		return end(tx, u.change(u.lock(ctx), tx))
-	}},
-	{"sql.Conn", func(ctx context.Context, u unit) error {
-		conn, err := u.db.Conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		ctx = u.lock(ctx) // which ends here: a lease stays after a statement that has failed
-		return u.change(ctx, conn)
-	}},
 	{"savepoint", func(ctx context.Context, u unit) error {
 		ctx = u.lock(ctx)
 		outer, err := u.db.BeginTx(ctx, nil)

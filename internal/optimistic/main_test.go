@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are cut on purpose
+	server.FixForm(server.Packet)           // else it would depend on how busy the machine is
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 
@@ -37,10 +37,9 @@ func TestMain(m *testing.M) {
 // the keys of the same names protect.
 type scratch struct {
 	*dbtest.Database
-	table     schema.Table
-	info      server.Info
-	procedure bool
-	own       driver.Conn // for looks at how things are
+	table schema.Table
+	info  server.Info
+	own   driver.Conn // for looks at how things are
 }
 
 func newScratch(d *dbtest.Database) *scratch {
@@ -51,7 +50,7 @@ func newScratch(d *dbtest.Database) *scratch {
 	dbtest.OK(d.T, err)
 	s.info, err = server.Probe(d.T.Context(), s.own)
 	dbtest.OK(d.T, err)
-	s.procedure, err = s.table.Ensure(d.T.Context(), s.own, s.info, true)
+	err = s.table.Ensure(d.T.Context(), s.own, s.info, true)
 	dbtest.OK(d.T, err)
 	s.Exec(s.own, "CREATE TABLE counter (name VARCHAR(255) PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
 	s.Exec(s.own, "INSERT INTO counter VALUES ('k', 0), ('l', 0)")
@@ -88,15 +87,14 @@ func (s *scratch) process(change ...func(*strategy.Config)) *process {
 	s.T.Helper()
 	p := &process{scratch: s}
 	p.control = s.pool(4, control)
-	procedures := s.registry(s.info, p.control)
-	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true, Procedures: procedures})
+	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true})
 	p.leases = lease.New(strategy.Config{
 		Conns: s.pool(8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: new(queue.Queue),
-		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl, Procedures: procedures,
+		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl,
 	})
 	s.T.Cleanup(p.leases.Close)
 	cfg := strategy.Config{
-		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, Procedures: procedures, TTL: ttl, Await: p.leases.Await,
+		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, TTL: ttl, Await: p.leases.Await,
 	}
 	for _, change := range change {
 		change(&cfg)
@@ -117,14 +115,59 @@ func (s *scratch) pool(max int, setup string) *pool.Pool {
 // remember does so with a wait of 20 s.
 func (p *process) remember(conn driver.Conn, keys ...string) []*optimistic.Version {
 	p.T.Helper()
-	versions, err := p.Remember(dbtest.Limited(p.T), adopt(conn), optimistic.Request{Keys: keys, Wait: 20 * time.Second})
+	versions, err := p.rememberOn(dbtest.Limited(p.T), conn, optimistic.Request{Keys: keys, Wait: 20 * time.Second})
 	dbtest.OK(p.T, err)
 	return versions
 }
 
+// rememberOn is Remember for a caller that lends conn, unless that is nil. It makes sure that conn is given back where it should.
+func (p *process) rememberOn(ctx context.Context, conn driver.Conn, r optimistic.Request) ([]*optimistic.Version, error) {
+	if conn == nil {
+		return p.Remember(ctx, r)
+	}
+	gets, puts := 0, 0
+	r.Lends = &strategy.Lender{
+		Get: func(context.Context) (*pool.Conn, error) { gets++; return pool.Adopt(conn), nil },
+		Put: func() { puts++ },
+	}
+	versions, err := p.Remember(ctx, r)
+	if gets > 1 || puts > gets || err != nil && puts != gets {
+		p.T.Errorf("lent %d times, given back %d times: %v", gets, puts, err)
+	}
+	return versions, err
+}
+
+// send is a form in which what goes out with a COMMIT is sent.
+type send func(ctx context.Context, conn driver.Conn, texts ...string) (answers [][][]string, err error)
+
+var forms = map[string]send{"packet": server.SendPacket, "single": server.SendSingly}
+
+// check is what goes out with a COMMIT.
+func (p *process) check(versions ...*optimistic.Version) strategy.Check {
+	p.T.Helper()
+	held := make([]strategy.Grant, len(versions))
+	for i, v := range versions {
+		held[i] = v
+	}
+	check, err := p.Check(dbtest.Limited(p.T), nil, held, strategy.Commit{Wrote: true, Ends: true})
+	dbtest.OK(p.T, err)
+	return check
+}
+
+// compare sends what comes in front of COMMIT.
+func (p *process) compare(c driver.Conn, versions []*optimistic.Version) error {
+	p.T.Helper()
+	check := p.check(versions...)
+	answers, err := server.SendSingly(dbtest.Limited(p.T), c, check.Before...)
+	if err != nil {
+		err = check.Failed(dbtest.Limited(p.T), len(answers), err)
+	}
+	return err
+}
+
 // within remembers in at most wait.
 func (p *process) within(ctx context.Context, wait time.Duration, keys ...string) error {
-	_, err := p.Remember(ctx, nil, optimistic.Request{Keys: keys, Wait: wait})
+	_, err := p.Remember(ctx, optimistic.Request{Keys: keys, Wait: wait})
 	return err
 }
 
@@ -133,7 +176,7 @@ func (p *process) told(wait time.Duration, keys ...string) error {
 	p.T.Helper()
 	return dbtest.Until(func() error {
 		return p.within(dbtest.Limited(p.T), wait, keys...)
-	}, func(err error) bool { return !errors.Is(err, lockerr.ErrExhausted) })
+	}, func(err error) bool { return !errors.Is(err, lockerr.ErrNoAnswer) })
 }
 
 // begun is c, in a transaction that has just begun.
@@ -146,7 +189,7 @@ func (s *scratch) begun(c driver.Conn) driver.Conn {
 // wantCommit and wantConflict are how a transaction on c with versions is to end.
 func (p *process) wantCommit(c driver.Conn, versions ...*optimistic.Version) {
 	p.T.Helper()
-	if err := p.Compare(dbtest.Limited(p.T), c, versions); err != nil {
+	if err := p.compare(c, versions); err != nil {
 		p.T.Error(err)
 	}
 	p.Exec(c, "COMMIT")
@@ -155,7 +198,7 @@ func (p *process) wantCommit(c driver.Conn, versions ...*optimistic.Version) {
 func (p *process) wantConflict(c driver.Conn, versions ...*optimistic.Version) {
 	p.T.Helper()
 	began := time.Now()
-	dbtest.Is(p.T, "no conflict", p.Compare(dbtest.Limited(p.T), c, versions), lockerr.ErrConflict)
+	dbtest.Is(p.T, "no conflict", p.compare(c, versions), lockerr.ErrConflict)
 	if d := time.Since(began); d > 30*time.Second {
 		p.T.Errorf("it took %v", d)
 	}
@@ -237,32 +280,3 @@ func (c failing) ExecContext(context.Context, string, []driver.NamedValue) (driv
 func (c failing) Prepare(string) (driver.Stmt, error) { return nil, c.err }
 func (c failing) Begin() (driver.Tx, error)           { return nil, c.err }
 func (c failing) Close() error                        { return nil }
-
-// rowsOf are those of a server of that topology.
-func (s *scratch) rowsOf(topology string) *keyrow.Rows {
-	s.T.Helper()
-	info := s.info
-	info.Topology = topology
-	control := s.pool(1, control)
-	return keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: namespace, Info: info, Auto: true, Procedures: s.registry(info, control)})
-}
-
-// registry is that of a server on which the table was made.
-func (s *scratch) registry(info server.Info, control *pool.Pool) *schema.Registry {
-	r := schema.NewRegistry(info, true, control.Lend)
-	r.Set(s.table.LockProcedure(), s.procedure)
-	return r
-}
-
-// adopted are the connections that adopt has seen.
-var adopted sync.Map
-
-// adopt is conn as a connection of the application's, always the same one, so that what runs
-// often on it is prepared; or nil for nil.
-func adopt(conn driver.Conn) *pool.Conn {
-	if conn == nil {
-		return nil
-	}
-	c, _ := adopted.LoadOrStore(conn, pool.Adopt(conn))
-	return c.(*pool.Conn)
-}

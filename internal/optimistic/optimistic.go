@@ -32,16 +32,16 @@
 //
 // # The commit
 //
-// Versions and COMMIT are one statement, where the server has a way for that. It locks the
-// row without waiting: the transaction has locked the rows that it wrote, and the holder of
-// the key's row may be about to ask for them, which would be a deadlock. So a locked row is
-// a conflict, too, also if the lock is shared.
+// In front of COMMIT one statement compares the versions and sets the next ones, and a guard
+// stops the COMMIT unless that has changed all of them. The statement locks the rows without
+// waiting: the transaction has locked the rows that it wrote, and the holder of the key's row
+// may be about to ask for them, which would be a deadlock. So a locked row is a conflict, too,
+// also if the lock is shared.
 //
 // Versions in your own tables need none of this: see [Changed].
 package optimistic
 
 import (
-	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -88,7 +88,7 @@ var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 // are not read.
 func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
 	versions = make([]strategy.Grant, len(r.Resources))
-	ask := Request{Wait: r.Wait, Waiting: r.Wants, Begin: r.Begin}
+	ask := Request{Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends}
 	var at []int
 	for i, p := range r.Resources {
 		if p.Version != 0 {
@@ -101,7 +101,7 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strat
 	if len(at) == 0 {
 		return versions, nil
 	}
-	remembered, err := l.Remember(ctx, r.Conn, ask)
+	remembered, err := l.Remember(ctx, ask)
 	if err != nil {
 		return nil, err
 	}
@@ -111,20 +111,22 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strat
 	return versions, nil
 }
 
-// Check leaves it to the COMMIT itself to compare the versions with those that are, and to
-// set new ones, if anything may have been written.
-func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, wrote bool) (strategy.Check, error) {
-	if !wrote {
-		return strategy.Check{}, nil
+// Check has the versions compared, and new ones set, if anything may have been written. If a key
+// has another version, the error matches lockerr.ErrConflict. If a key's row is locked, it matches
+// lockerr.ErrConflict and lockerr.ErrLocked. Nothing waits for a row, but up to a second while the
+// table's definition is being changed.
+func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
+	if !how.Wrote || len(held) == 0 {
+		return check, nil
 	}
 	versions := make([]*Version, len(held))
 	for i, h := range held {
 		versions[i] = h.(*Version)
 	}
-	return strategy.Check{
-		Commit: func(ctx context.Context) (done, unknown bool, err error) { return l.Commit(ctx, c, versions) },
-		Fence:  func(ctx context.Context) error { return l.Compare(ctx, c.Conn, versions) },
-	}, nil
+	versions = distinct(versions)
+	check.Before = []string{l.compareSQL(versions), l.cfg.Info.Guard(fmt.Sprintf("ROW_COUNT() = %d", 2*len(versions)))}
+	check.Failed = func(_ context.Context, _ int, err error) error { return conflict(versions, err) }
+	return check, nil
 }
 
 // Holder returns nil: whoever remembers a version keeps nobody out.
@@ -180,7 +182,7 @@ func (v *Version) Next() strategy.Grant { return v.l.Given(v.key, v.number+1) }
 // Moved reads the version as it was last committed, on a connection of our own: the caller's
 // may show an older one.
 func (v *Version) Moved(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
+	ctx, cancel := server.Within(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
 	defer cancel()
 	a := attempt{Locker: v.l, r: Request{Keys: []string{v.key}}}
 	rows, err := a.rows(ctx)
@@ -190,30 +192,26 @@ func (v *Version) Moved(ctx context.Context) (bool, error) {
 // Request says which keys, and how long to wait for the end of a lease on one of them, or,
 // at the first use of a key, for the end of a row lock.
 type Request struct {
-	Keys []string      // sorted and unique
-	Wait time.Duration // 0 fails at once
-	// Begin is the caller's transaction, which may begin in the statement that reads the
-	// versions, on the connection that Remember is given. It may be nil.
-	Begin   *strategy.Beginning
+	Keys    []string         // sorted and unique
+	Wait    time.Duration    // 0 fails at once
 	Waiting strategy.Waiting // nil for nobody to ask
+	Lends   *strategy.Lender // the connection to read on; nil for none
 }
 
 // Remember returns the versions of the keys, in their order. If it need not wait, it runs one
-// plain SELECT: on c, which has no open transaction, or if c is nil, on a connection of
-// its own. If c is not in autocommit, the SELECT opens a transaction with its snapshot.
-// After an error nothing is held, and no transaction has begun. driver.ErrBadConn is only
-// about conn, and means that the caller may try another one.
-func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Version, error) {
+// plain SELECT: on the connection that the caller lends, where a transaction may be open then, with
+// the snapshot of the SELECT; or on one of its own. After an error nothing is held.
+func (l *Locker) Remember(ctx context.Context, r Request) ([]*Version, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyOptimistic, r.Keys...)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: strings.Join(r.Keys, ", "), Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
-		Locker:  l, conn: c, r: r,
+		Locker:  l, r: r,
 	}
 	a.Once = true
 	defer a.Finish()
 	versions, err := a.remember(ctx)
 	if err != nil {
-		return nil, a.explain(ctx, err)
+		return nil, a.Explain(ctx, terms, err, nil)
 	}
 	return versions, nil
 }
@@ -222,15 +220,16 @@ func (l *Locker) Remember(ctx context.Context, c *pool.Conn, r Request) ([]*Vers
 type attempt struct {
 	strategy.Attempt
 	*Locker
-	conn *pool.Conn
-	r    Request
+	r Request
 }
 
 func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
 		return nil, err
 	}
-	a.cfg.Rows.ProvideCommit(ctx)
+	if states := a.readLent(ctx); states != nil {
+		return a.versions(states), nil
+	}
 	for {
 		states, err := a.read(ctx)
 		a.EndTurn()
@@ -257,13 +256,18 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 				return nil, err
 			}
 		default:
-			versions := make([]*Version, len(states))
-			for i, s := range states {
-				versions[i] = a.Given(s.key, s.token)
-			}
-			return versions, nil
+			return a.versions(states), nil
 		}
 	}
+}
+
+// versions are those of the states.
+func (l *Locker) versions(states []state) []*Version {
+	versions := make([]*Version, len(states))
+	for i, s := range states {
+		versions[i] = l.Given(s.key, s.token)
+	}
+	return versions
 }
 
 // state is the state of a key's row.
@@ -275,23 +279,46 @@ type state struct {
 	owner     string        // of the lease
 }
 
-// read returns the states of the keys as they were last committed, also if the caller's
-// session reads uncommitted rows.
-func (a *attempt) read(ctx context.Context) (states []state, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
-	defer cancel()
-	version, err := a.begun(ctx)
-	switch {
-	case err != nil:
-		return nil, err
-	case version != 0:
-		return []state{{key: a.r.Keys[0], token: version, prepared: true}}, nil
+// readLent returns the states of the keys if the caller lends a connection to read them on, and there is
+// nothing to wait for. Else it returns nil: the connection has been given back, without a transaction.
+func (a *attempt) readLent(ctx context.Context) []state {
+	if a.r.Lends == nil {
+		return nil
 	}
+	c, err := a.r.Lends.Get(ctx)
+	if err != nil { // the caller says why, when it needs a connection
+		return nil
+	}
+	timed, cancel := server.Within(ctx, pool.AnswerTime)
+	defer cancel()
+	began := time.Now()
+	rows, err := server.Query(timed, c.Conn, a.readSQL(a.r.Keys))
+	if err == nil && !slices.ContainsFunc(rows, untrusted) {
+		states, err := a.states(rows, began)
+		if err == nil && !slices.ContainsFunc(states, func(s state) bool { return !s.prepared }) {
+			c.Answered(began)
+			return states
+		}
+	}
+	c.Abandon(ctx, pool.AnswerTime)
+	a.r.Lends.Put()
+	return nil
+}
+
+// read returns the states of the keys as they were last committed.
+func (a *attempt) read(ctx context.Context) ([]state, error) {
+	ctx, cancel := server.Within(ctx, pool.AnswerTime)
+	defer cancel()
 	began := time.Now()
 	rows, err := a.rows(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return a.states(rows, began)
+}
+
+// states reads the answer to readSQL, which was sent at began.
+func (a *attempt) states(rows [][]string, began time.Time) (states []state, err error) {
 	found := make(map[string]state)
 	for _, row := range rows {
 		s, err := newState(row, began)
@@ -310,14 +337,9 @@ func (a *attempt) read(ctx context.Context) (states []state, err error) {
 	return states, nil
 }
 
-// rows returns the answer of readSQL, on the caller's connection if it can be trusted.
+// rows returns the answer of readSQL on a connection of our own.
 func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	text := a.readSQL(a.r.Keys)
-	if a.conn != nil {
-		if rows, err = server.Query(ctx, a.conn.Conn, text); err != nil || !slices.ContainsFunc(rows, untrusted) {
-			return rows, err
-		}
-	}
 	err = a.control(ctx, func(c *pool.Conn) (err error) {
 		rows, err = server.Query(ctx, c.Conn, text)
 		if err == nil && len(rows) > 0 && rows[0][0] == readUncommitted {
@@ -328,45 +350,6 @@ func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 		return err
 	})
 	return rows, err
-}
-
-// begun reads the version of a key and begins the caller's transaction in one statement. It is
-// 0 if the server has no way for that, or if something has to be done before.
-func (a *attempt) begun(ctx context.Context) (version uint64, err error) {
-	if a.r.Begin == nil || a.conn == nil {
-		return 0, nil
-	}
-	block := a.beginBlock(a.r.Keys)
-	if block.Text == "" {
-		return 0, nil
-	}
-	unused := a.r.Begin.Use(ctx, func(c *pool.Conn) (left strategy.State) {
-		version, left, err = a.beginOn(ctx, c, block)
-		return left
-	})
-	return version, cmp.Or(unused, err)
-}
-
-// beginOn is begun on c.
-func (a *attempt) beginOn(ctx context.Context, c *pool.Conn, block pool.Block) (version uint64, left strategy.State, err error) {
-	rows, err := c.QueryBlock(ctx, block)
-	switch {
-	case err == nil && rows == nil:
-		return 0, strategy.Vacant, nil
-	case err == nil && len(rows) == 1:
-		version, err = strconv.ParseUint(rows[0][0], 10, 64)
-	case err == nil:
-		err = errors.New("the server has begun a transaction, and does not tell the key's version")
-	case !a.cfg.Info.Blocks && (server.Missing(err) || server.Denied(err)): // dropped, or not ours to execute
-		a.cfg.Procedures.Set(a.cfg.Table.BeginProcedure(), false)
-		return 0, strategy.Vacant, nil
-	case errors.Is(err, driver.ErrBadConn): // nothing was sent
-		return 0, strategy.Unsure, err
-	}
-	if err == nil {
-		return version, strategy.Begun, nil
-	}
-	return 0, strategy.Abandoned(ctx, c, terms.GiveUp+a.cfg.TTL), err // it may have begun
 }
 
 // newState reads a row of the answer to a statement that was sent at began.
@@ -386,15 +369,14 @@ func newState(row []string, began time.Time) (s state, err error) {
 // the session's clock, which the application may have set.
 func untrusted(row []string) bool { return row[0] == readUncommitted || row[5] != "" }
 
-// control runs f with a control connection. Its error never matches driver.ErrBadConn,
-// which is only for the caller's connection.
+// control runs f with a control connection.
 func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	c, err := l.cfg.Control.Acquire(ctx)
 	if err == nil {
 		err = f(c)
 		c.Release()
 	}
-	return server.HideBadConn(err)
+	return server.OfControl(err)
 }
 
 // prepareRow marks key's row as versioned, and removes an expired lease from it. After nil the
@@ -436,42 +418,6 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	return err
 }
 
-// explain turns a failure of Remember into the error that callers see.
-func (a *attempt) explain(ctx context.Context, err error) error {
-	if errors.Is(err, driver.ErrBadConn) {
-		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
-	}
-	return a.Explain(ctx, terms, err, nil)
-}
-
-// Commit compares the versions, sets the next ones, and commits the transaction on c, in one
-// statement: see [strategy.Check]. It waits for no row, and for the server's answer as long as ctx
-// goes on. The errors are those of Compare.
-func (l *Locker) Commit(ctx context.Context, c *pool.Conn, versions []*Version) (done, unknown bool, err error) {
-	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
-	versions = distinct(versions)
-	next := make([]keyrow.Version, len(versions))
-	for i, v := range versions {
-		if v.number == 0 || i > 0 && v.key == versions[i-1].key {
-			return false, false, nil // Compare says why not
-		}
-		next[i] = keyrow.Version{Key: v.key, Is: v.number}
-	}
-	if len(next) == 0 {
-		return false, false, nil
-	}
-	switch outcome, err := l.cfg.Rows.Commit(ctx, c, next); outcome {
-	case server.NoWay:
-		return false, false, nil
-	case server.Committed, server.OnlyCommitted:
-		return true, false, nil
-	case server.CheckFailed:
-		return false, false, conflict(versions, errOtherVersion)
-	default:
-		return false, outcome == server.Unknown, conflict(versions, err)
-	}
-}
-
 // distinct returns the versions sorted by their keys, each once.
 func distinct(versions []*Version) []*Version {
 	versions = slices.Clone(versions)
@@ -479,34 +425,13 @@ func distinct(versions []*Version) []*Version {
 	return slices.CompactFunc(versions, func(a, b *Version) bool { return a.key == b.key && a.number == b.number })
 }
 
-// Compare compares the versions and sets the next ones, all or none, in the transaction
-// that is about to commit on conn. It is one statement, which waits for no row; it waits
-// up to a second while the table's definition is being changed. If a key has another
-// version, the error matches lockerr.ErrConflict. If a key's row is locked, it matches
-// lockerr.ErrConflict and lockerr.ErrLocked. After any error the transaction must be
-// rolled back.
-func (l *Locker) Compare(ctx context.Context, conn driver.Conn, versions []*Version) error {
-	ctx = purpose.With(ctx, purpose.Fence, hint.StrategyOptimistic, versions, (*Version).Key)
-	versions = distinct(versions)
-	if len(versions) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.TTL)
-	defer cancel()
-	set, err := server.Affected(ctx, conn, l.compareSQL(versions))
-	if err == nil && set == int64(2*len(versions)) {
-		return nil
-	}
-	if err == nil {
-		err = errOtherVersion
-	}
-	return conflict(versions, err)
-}
-
 var errOtherVersion = errors.New("the key has another version: another unit of work has committed under it")
 
-// conflict is the error of a commit with versions that was not answered, or refused.
+// conflict is err with which a commit with versions was refused, or not answered.
 func conflict(versions []*Version, err error) error {
+	if server.Stopped(err) {
+		err = errOtherVersion
+	}
 	switch {
 	case errors.Is(err, errOtherVersion), server.Changed(err):
 		if len(versions) == 1 && versions[0].number > 0 {

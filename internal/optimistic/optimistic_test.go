@@ -2,7 +2,6 @@ package optimistic_test
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
-	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/lease"
@@ -142,7 +140,7 @@ func TestRowLock(t *testing.T) {
 			s.Exec(c, "START TRANSACTION")
 			s.Exec(c, setCounter("k", 1))
 			began := time.Now()
-			err := p.Compare(dbtest.Limited(t), c, versions)
+			err := p.compare(c, versions)
 			if d := time.Since(began); d > 30*time.Second {
 				t.Errorf("%s: it waited for %v", how, d)
 			}
@@ -162,7 +160,7 @@ func TestRowLock(t *testing.T) {
 			p.wantConflict(s.begun(c), p.Given("k", never))
 		}
 
-		err := p.Compare(dbtest.Limited(t), c, versions)
+		err := p.compare(c, versions)
 		var said *lockerr.Error
 		if !errors.As(err, &said) || said.Op != "commit" || said.Key != "k" || said.Strategy != hint.StrategyOptimistic || errors.Is(err, lockerr.ErrLocked) {
 			t.Errorf("the error is %#v", err)
@@ -253,7 +251,9 @@ func TestLapsedLease(t *testing.T) {
 		held.Lapse()
 		s.Exec(holder, "BEGIN")
 		s.Exec(holder, setCounter("k", 5))
-		dbtest.OK(t, other.leases.Fence(dbtest.Limited(t), holder, []*lease.Lease{held}))
+		check, err := other.leases.Check(dbtest.Limited(t), pool.Adopt(holder), []strategy.Grant{held}, strategy.Commit{Wrote: true})
+		dbtest.OK(t, err)
+		dbtest.OK(t, dbtest.Err(server.SendSingly(dbtest.Limited(t), holder, check.Before...)))
 		dbtest.Soon(t, "the lease runs out", func() bool {
 			return s.Query(s.own, "SELECT "+schema.Live("")+" FROM "+s.table.String()+where("k"))[0][0] == "0"
 		})
@@ -334,7 +334,7 @@ func TestWokenForNothing(t *testing.T) {
 		for began := time.Now(); ; {
 			calls = 0
 			err := p.within(dbtest.Limited(t), 600*time.Millisecond, "k")
-			if errors.Is(err, lockerr.ErrExhausted) && time.Since(began) < dbtest.Patience {
+			if errors.Is(err, lockerr.ErrNoAnswer) && time.Since(began) < dbtest.Patience {
 				continue // a busy server has not answered in time
 			}
 			if !errors.Is(err, lockerr.ErrTimeout) || calls < 1 || calls > 5 {
@@ -377,7 +377,7 @@ func TestOnlyTheirRows(t *testing.T) {
 						versions = append(versions, p.Given(fmt.Sprintf("n%05d", i), 7))
 					}
 					s.Exec(c, "START TRANSACTION")
-					dbtest.OK(t, p.Compare(dbtest.Limited(t), c, versions))
+					dbtest.OK(t, p.compare(c, versions))
 					if got := free(); got != fmt.Sprint(size-n) {
 						t.Errorf("%s, %d keys: %s of %d rows are free", isolation, n, got, size)
 					}
@@ -400,7 +400,7 @@ func TestSessions(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		sessions := []string{
 			"sql_mode = ''", "sql_mode = 'ANSI,TRADITIONAL,HIGH_NOT_PRECEDENCE,NO_BACKSLASH_ESCAPES,IGNORE_SPACE,PAD_CHAR_TO_FULL_LENGTH'",
-			"sql_safe_updates = 1", "sql_select_limit = 1", "sql_big_selects = 0, max_join_size = 1000", "NAMES gbk", "NAMES sjis",
+			"sql_safe_updates = 1", "sql_select_limit = 0", "sql_select_limit = 1", "sql_big_selects = 0, max_join_size = 1000", "NAMES gbk", "NAMES sjis",
 			"character_set_connection = ucs2", "time_zone = '+05:30'", "optimizer_switch = 'derived_merge=off'", "optimizer_switch = 'derived_merge=on'",
 			"div_precision_increment = 0", "group_concat_max_len = 4", "innodb_lock_wait_timeout = 50", "autocommit = 0", "unique_checks = 0",
 		}
@@ -429,11 +429,11 @@ func TestSessions(t *testing.T) {
 					s.Exec(c, "START TRANSACTION")
 					s.Query(c, "SELECT n FROM counter")
 					s.Exec(c, "INSERT INTO numbers (n) VALUES (1), (2)")
-					id := s.Query(c, "SELECT LAST_INSERT_ID()")[0][0]
+					id := s.Query(c, "SELECT LAST_INSERT_ID() LIMIT 1")[0][0]
 					if conflict {
 						s.Exec(s.own, "BEGIN")
 						other.wantCommit(s.own, other.Given(keys[1], versions[1].Number()))
-						err := p.Compare(dbtest.Limited(t), c, versions)
+						err := p.compare(c, versions)
 						if !errors.Is(err, lockerr.ErrConflict) || errors.Is(err, lockerr.ErrLocked) {
 							t.Errorf("%s, %s: %v", params, session, err)
 						}
@@ -443,10 +443,10 @@ func TestSessions(t *testing.T) {
 						s.Exec(c, "ROLLBACK")
 						continue
 					}
-					if err := p.Compare(dbtest.Limited(t), c, versions); err != nil {
+					if err := p.compare(c, versions); err != nil {
 						t.Errorf("%s, %s: %v", params, session, err)
 					}
-					if got := s.Query(c, "SELECT LAST_INSERT_ID()")[0][0]; got != id {
+					if got := s.Query(c, "SELECT LAST_INSERT_ID() LIMIT 1")[0][0]; got != id {
 						t.Errorf("%s, %s: LAST_INSERT_ID() was %s and is %s", params, session, id, got)
 					}
 					if rows := s.Query(c, "SHOW WARNINGS"); len(rows) > 0 {
@@ -461,7 +461,7 @@ func TestSessions(t *testing.T) {
 				switch session {
 				case "innodb_snapshot_isolation = ON":
 					seen = true
-				case "innodb_snapshot_isolation = OFF", "SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":
+				case "sql_select_limit = 0", "innodb_snapshot_isolation = OFF", "SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":
 					seen = false
 				}
 				if (conflicting == 1) != seen {
@@ -556,7 +556,7 @@ func TestCancelled(t *testing.T) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		c := s.Connect()
-		dbtest.Is(t, "before it began", dbtest.Err(p.Remember(ended, adopt(c), optimistic.Request{Keys: []string{"k"}})), context.Canceled)
+		dbtest.Is(t, "before it began", dbtest.Err(p.rememberOn(ended, c, optimistic.Request{Keys: []string{"k"}})), context.Canceled)
 	})
 }
 
@@ -579,8 +579,8 @@ func TestWaiting(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, func() { cancel(lockerr.ErrClosed) })
 				return ctx, func() { done++; cancel(nil) }, nil
 			}
-			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), lockerr.ErrClosed)
-			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), nil, r)), refused)
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), r)), lockerr.ErrClosed)
+			dbtest.Is(t, key, dbtest.Err(p.Remember(dbtest.Limited(t), r)), refused)
 			if calls != 2 || done != 1 {
 				t.Errorf("%s: %d calls, %d done", key, calls, done)
 			}
@@ -620,17 +620,17 @@ func TestFailures(t *testing.T) {
 		t.Cleanup(func() { s.Exec(s.own, "DROP USER '"+user+"'@'%'") })
 		s.Exec(s.own, "GRANT SELECT ON "+s.Name+".* TO '"+user+"'@'%'")
 		c := s.Connect(dbtest.As(user))
-		if err := p.Compare(dbtest.Limited(t), s.begun(c), versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
+		if err := p.compare(s.begun(c), versions); err == nil || !strings.Contains(err.Error(), optimistic.Grants) {
 			t.Errorf("without the privileges: %v", err)
 		}
 		c = s.Connect()
 		s.Exec(c, "START TRANSACTION READ ONLY")
-		dbtest.Is(t, "in a transaction that only reads", p.Compare(dbtest.Limited(t), c, versions), lockerr.ErrUnsafe)
+		dbtest.Is(t, "in a transaction that only reads", p.compare(c, versions), lockerr.ErrUnsafe)
 		dbtest.OK(t, c.Close())
-		if err := p.Compare(dbtest.Limited(t), c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
+		if err := p.compare(c, versions); err == nil || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("without a connection: %v", err)
 		}
-		dbtest.Is(t, "without a connection", dbtest.Err(p.Remember(dbtest.Limited(t), adopt(c), optimistic.Request{Keys: []string{"k"}})), driver.ErrBadConn)
+		dbtest.OK(t, dbtest.Err(p.rememberOn(dbtest.Limited(t), c, optimistic.Request{Keys: []string{"k"}}))) // it is not the only one
 
 		broken, err := pool.New(pool.Config{
 			Connect: func(context.Context) (driver.Conn, error) { return nil, driver.ErrBadConn }, Max: 1, Idle: time.Minute,
@@ -658,7 +658,7 @@ func TestDeadlock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
-		err := p.Compare(dbtest.Limited(t), failing{&mysql.MySQLError{Number: 1213}}, versions)
+		err := p.compare(failing{&mysql.MySQLError{Number: 1213}}, versions)
 		if !server.Deadlock(err) || errors.Is(err, lockerr.ErrConflict) {
 			t.Errorf("the error is %v", err)
 		}
@@ -696,7 +696,7 @@ func TestTableLocked(t *testing.T) {
 					if key == "new" && (wait > 0 || conn != nil) {
 						continue // it is made on a connection of its own, whoever asks
 					}
-					_, err := p.Remember(dbtest.Limited(t), adopt(conn), optimistic.Request{Keys: []string{key}, Wait: wait})
+					_, err := p.rememberOn(dbtest.Limited(t), conn, optimistic.Request{Keys: []string{key}, Wait: wait})
 					var e *lockerr.Error
 					if !errors.As(err, &e) || e.Key != key || !errors.Is(err, lockerr.ErrLocked) || !errors.Is(err, lockerr.ErrTimeout) {
 						t.Errorf("%s with a wait of %v, on its own connection %v: %v", key, wait, conn == nil, err)
@@ -705,75 +705,12 @@ func TestTableLocked(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		done, unknown, err := p.Commit(dbtest.Limited(t), adopt(committing), version)
-		if d := time.Since(began); done || unknown || !errors.Is(err, lockerr.ErrLocked) || d > 30*time.Second {
-			t.Errorf("the commit, after %v: %v, %v, %v", d, done, unknown, err)
+		err := p.compare(committing, version)
+		if d := time.Since(began); !errors.Is(err, lockerr.ErrLocked) || d > 30*time.Second {
+			t.Errorf("the commit, after %v: %v", d, err)
 		}
 		p.wantConflict(committing, version...)
 		s.Exec(other, "UNLOCK TABLES")
 		p.remember(nil, "known", "new")
 	})
-}
-
-func TestChanged(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		s.Exec(s.own, "CREATE TABLE product (id INT PRIMARY KEY, stock INT NOT NULL, version INT NOT NULL) ENGINE=InnoDB")
-		all := []string{"", "clientFoundRows=true"}
-		checked := s.checksSnapshots()
-		if s.info.SnapshotIsolation {
-			all = append(all, "innodb_snapshot_isolation=ON")
-		}
-		for _, params := range all {
-			s.Exec(s.own, "REPLACE INTO product VALUES (1, 10, 1), (2, 10, 1)")
-			db := sql.OpenDB(s.Connector(dbtest.With(params)))
-			defer db.Close()
-			update := func(where string, args ...any) error {
-				return mysqllock.Changed(db.ExecContext(dbtest.Limited(t), "UPDATE product SET stock = 10, version = version + 1 WHERE "+where, args...))
-			}
-			dbtest.OK(t, update("id = ? AND version = ?", 1, 1)) // the stock is what it was
-			for _, old := range []int{1, 3} {
-				err := update("id = ? AND version = ?", 1, old)
-				var said *lockerr.Error
-				if !errors.Is(err, lockerr.ErrConflict) || !errors.As(err, &said) || said.Strategy != hint.StrategyOptimistic {
-					t.Errorf("%s: version %d: %v", params, old, err)
-				}
-			}
-			dbtest.Is(t, params+": no row", update("id = 7 AND version = 1"), lockerr.ErrConflict)
-			dbtest.OK(t, update("id IN (1, 2)"))
-			if err := update("no = 7"); err == nil || errors.Is(err, lockerr.ErrConflict) {
-				t.Errorf("%s: a statement that fails: %v", params, err)
-			}
-
-			// The same transaction shows the row as it was, which a new one does not.
-			tx, err := db.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
-			dbtest.OK(t, err)
-			version := func(tx *sql.Tx) (n int) {
-				dbtest.OK(t, tx.QueryRow("SELECT version FROM product WHERE id = 1").Scan(&n))
-				return n
-			}
-			before := version(tx)
-			dbtest.OK(t, update("id = ? AND version = ?", 1, before))
-			dbtest.Is(t, params+": it was changed meanwhile", mysqllock.Changed(tx.Exec("UPDATE product SET version = version + 1 WHERE id = 1 AND version = ?", before)), lockerr.ErrConflict)
-			if checked || params == "innodb_snapshot_isolation=ON" { // it has ended the transaction
-				before++
-			}
-			if got := version(tx); got != before {
-				t.Errorf("%s: %d where %d was expected", params, got, before)
-			}
-			dbtest.OK(t, tx.Rollback())
-		}
-	})
-}
-
-func TestChangedRows(t *testing.T) {
-	failed := context.Canceled
-	newer := &mysql.MySQLError{Number: 1020}
-	for _, test := range []struct {
-		n         int64
-		err, want error
-	}{{0, nil, lockerr.ErrConflict}, {-1, nil, lockerr.ErrConflict}, {1, nil, nil}, {2, nil, nil}, {0, failed, failed}, {1, failed, failed}, {0, newer, lockerr.ErrConflict}, {0, newer, newer}} {
-		if err := mysqllock.ChangedRows(test.n, test.err); !errors.Is(err, test.want) || errors.Is(test.err, failed) && errors.Is(err, lockerr.ErrConflict) {
-			t.Errorf("%d rows, %v: %v", test.n, test.err, err)
-		}
-	}
 }

@@ -1,12 +1,10 @@
 package optimistic
 
 import (
-	"database/sql/driver"
 	"fmt"
 	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // All times in the statements below are the server's.
@@ -20,22 +18,6 @@ const readUncommitted = "READ-UNCOMMITTED"
 func (l *Locker) readSQL(keys []string) string {
 	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Prepared+", %s, owner FROM %s WHERE %s LIMIT %d",
 		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
-}
-
-// beginBlock reads the version of a key and begins a transaction, if nothing has to be done
-// before. It has no text if there is no way for that. See [schema.Table.BeginProcedure] for
-// what it answers, what comes in which order, and why.
-func (l *Locker) beginBlock(keys []string) pool.Block {
-	t, namespace := l.cfg.Table, l.cfg.Namespace
-	switch {
-	case len(keys) != 1 || l.cfg.Info.Topology != "" || l.cfg.Info.Router:
-		return pool.Block{}
-	case l.cfg.Info.Blocks:
-		return pool.Block{Text: t.BeginBlock(namespace), Values: []driver.Value{schema.Hex(keys[0])}}
-	case !l.cfg.Procedures.Has(t.BeginProcedure()):
-		return pool.Block{}
-	}
-	return pool.Block{Text: fmt.Sprintf("CALL %s(%s, %s)", t.BeginProcedure(), schema.Literal(namespace), schema.Literal(keys[0]))}
 }
 
 // The two statements below change rows by an INSERT that always hits the row that it has

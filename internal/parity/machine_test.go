@@ -48,6 +48,8 @@ type actor struct {
 	hold       *mysqllock.Hold
 	holds      bool // one was taken, which is hold on a handle of ours
 	inHold     bool // tx began in it
+	bare       bool // tx began without the lock context, so that no statement in it may have that
+	dirty      bool // conn may have been left something, so that a lock over it is refused
 	left       left // by statements on the connection that the actor has to itself
 }
 
@@ -79,7 +81,7 @@ var errRefused = errors.New("refused")
 // sentinels are those of them that say why a step is refused.
 var sentinels = []error{
 	mysqllock.ErrUnsafe, mysqllock.ErrLost, mysqllock.ErrStaleRead, mysqllock.ErrStaleSnapshot, mysqllock.ErrNoEnd, mysqllock.ErrConflict, mysqllock.ErrDeadlock, mysqllock.ErrClosed,
-	mysqllock.ErrLocked, mysqllock.ErrTimeout, mysqllock.ErrExhausted,
+	mysqllock.ErrLocked, mysqllock.ErrTimeout, mysqllock.ErrExhausted, mysqllock.ErrNoAnswer,
 }
 
 // begin begins a program.
@@ -156,7 +158,7 @@ func (m *machine) step(s step) error {
 		return nil
 	}
 	ctx := a.ctx
-	if s.bare && isOwn && !a.holds {
+	if isOwn && !a.holds && (s.bare || a.tx != nil && a.bare || a.tx == nil && a.dirty && s.how > 0) {
 		ctx = context.Background()
 	} else if a.used = a.used || !isOwn; a.hold != nil {
 		if ctx = a.hold.Context(); ctx.Err() != nil { // with its lock
@@ -166,6 +168,7 @@ func (m *machine) step(s step) error {
 	}
 	short, done := context.WithTimeout(ctx, limit)
 	defer done()
+	a.dirty = a.dirty || s.needs == own || s.needs == whole
 	text := m.text(a, s.text)
 	m.stale = m.stale || s.do == "kill" || s.do == "cancel the transaction" || strings.HasSuffix(s.do, "out of time")
 	see := func(err error, format string, args ...any) error {
@@ -196,7 +199,7 @@ func (m *machine) step(s step) error {
 		}
 		m.purge()
 		conn, err := m.db.Conn(short)
-		a.conn, a.left = conn, left{}
+		a.conn, a.left, a.dirty = conn, left{}, false
 		return see(err, "open")
 	case "close the sql.Conn":
 		if a.conn == nil || a.tx != nil || a.holds {
@@ -221,7 +224,7 @@ func (m *machine) step(s step) error {
 			a.tx, err = m.db.BeginTx(own, opts)
 			a.left = left{}
 		}
-		if a.cancelTx, a.inHold = cancel, a.holds; err != nil {
+		if a.cancelTx, a.inHold, a.bare = cancel, a.holds, ctx == context.Background(); err != nil {
 			cancel()
 		}
 		return see(err, "begin")

@@ -228,27 +228,39 @@ func (s *scratch) killAll() {
 }
 
 // TestSharedHolder: the connection id by which a holder is known is that of the
-// connection which has the lock.
+// connection which has the lock, and which its transaction runs on.
 func TestSharedHolder(t *testing.T) {
 	t.Parallel()
 	p, server := router(t, tempserver.Shared)
-	s := newScratch(t, p, server)
-	db := s.open()
-	db.SetMaxOpenConns(1)
-	for range 5 {
-		s.move(db)
-		var id, holder uint64
-		tx, err := db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p"), nil)
-		dbtest.OK(t, err)
-		dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
-		_, err = mysqllock.Acquire(dbtest.Within(s, dbtest.Patience), db, "p", lockctx.NoWait())
-		var e *mysqllock.Error
-		if !errors.As(err, &e) || e.Holder == nil {
-			t.Fatalf("error %v, want one with the holder", err)
+	for _, strategy := range strategies {
+		if strategy.name == "lease" || strategy.name == "optimistic" { // no connection has it
+			continue
 		}
-		if holder = e.Holder.ConnectionID; holder != id {
-			t.Fatalf("the holder is connection %d, want %d", holder, id)
-		}
-		dbtest.OK(t, tx.Commit())
+		t.Run(strategy.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScratch(t, p, server)
+			s.mix(2)
+			db := s.open()
+			db.SetMaxOpenConns(1)
+			var first uint64
+			for range 5 {
+				s.move(db)
+				var id uint64
+				tx, err := db.BeginTx(lockctx.With(dbtest.Within(s, dbtest.Patience), "p", strategy.opt), nil)
+				dbtest.OK(t, err)
+				dbtest.OK(t, tx.QueryRow("SELECT CONNECTION_ID()").Scan(&id))
+				_, err = mysqllock.Acquire(dbtest.Within(s, dbtest.Patience), db, "p", strategy.opt, lockctx.NoWait())
+				var e *mysqllock.Error
+				if !errors.As(err, &e) || e.Holder == nil {
+					t.Fatalf("error %v, want one with the holder", err)
+				}
+				dbtest.Equal(t, "the holder is connection %d", e.Holder.ConnectionID, id)
+				dbtest.OK(t, tx.Commit())
+				if first == 0 {
+					first = id
+				}
+				dbtest.Equal(t, "the next transaction runs on connection %d", id, first)
+			}
+		})
 	}
 }

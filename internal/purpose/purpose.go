@@ -67,6 +67,7 @@ func AskedBy[K any](ctx context.Context, keys []K, asked func(K) Asked) context.
 type (
 	key      struct{}
 	askedKey struct{}
+	holdKey  struct{}
 )
 
 // listening is for the whole process: a strategy does not know of which handle it is, and
@@ -75,6 +76,9 @@ var listening atomic.Bool
 
 // Listen has statements marked from now on.
 func Listen() { listening.Store(true) }
+
+// Listening reports whether somebody looks at each statement by itself.
+func Listening() bool { return listening.Load() }
 
 // With marks the statements that are sent with the context. name says what an element of
 // keys is called.
@@ -131,6 +135,18 @@ func Unattributed(ctx context.Context) context.Context {
 	}
 	return context.WithValue(ctx, key{}, &Of{Purpose: Other})
 }
+
+// OfHold says that the transaction which is begun with the context is that of a hold: the application has
+// not begun it.
+func OfHold(ctx context.Context) context.Context {
+	if !listening.Load() {
+		return ctx
+	}
+	return context.WithValue(ctx, holdKey{}, true)
+}
+
+// IsOfHold reports whether OfHold was called for the context.
+func IsOfHold(ctx context.Context) bool { return listening.Load() && ctx.Value(holdKey{}) != nil }
 
 // From returns the mark of a context. ok is false for a statement of the application.
 func From(ctx context.Context) (of *Of, ok bool) {

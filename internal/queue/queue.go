@@ -51,12 +51,14 @@ func (e Key) name() name { return name{e.Name, e.Slots > 0} }
 type keyQueue struct {
 	name      name
 	front     []*Ticket
-	first     [1]*Ticket // of front
-	shared    bool       // those in front share the key
-	pending   int        // how many of those in front do not hold the key yet, without those that are passing
-	left      []int      // released slots that are kept for no ticket; the last released at the end
-	waiting   list.List  // of *waiter, the next in front
-	otherSeen time.Time  // when another process was last seen to have the key
+	first     [1]*Ticket    // of front
+	shared    bool          // those in front share the key
+	pending   int           // how many of those in front do not hold the key yet, without those that are passing
+	left      []int         // released slots that are kept for no ticket; the last released at the end
+	waiting   list.List     // of *waiter, the next in front
+	otherSeen time.Time     // when another process was last seen to have the key
+	toldAt    time.Time     // when a ticket in front was last told that somebody has the key
+	news      chan struct{} // closed when somebody is known to have the key; nil if no waiter asks
 }
 
 type waiter struct {
@@ -78,9 +80,12 @@ type Ticket struct {
 	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
 	since     time.Time       // when holder was set
 	handed    any             // what the holder before it has handed over
+	asks      bool            // see Asks; guarded by Queue.mu
+	told      bool            // see Told; guarded by Queue.mu
+	waits     bool            // it is in front of some of its keys, and waits behind others for another; guarded by Queue.mu
 	slot      int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
 	free      int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
-	told      bool            // Free has returned that slot; guarded by Queue.mu
+	offered   bool            // Free has returned that slot; guarded by Queue.mu
 	freed     chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
@@ -135,8 +140,15 @@ var ErrOver = errors.New("the wait is over")
 // Ends are channels that end a wait, beside its context. They cost less than a derived
 // context. The zero value ends nothing.
 type Ends struct {
-	Over   <-chan time.Time // with ErrOver
+	Over   <-chan time.Time // with ErrOver, but not within grace before a caller in front knows whether somebody has the key
 	Closed <-chan struct{}  // with lockerr.ErrClosed
+	Ahead  *Ahead           // gets what was known when the wait ended; nil for nobody who asks
+}
+
+// Ahead is what the callers in front of a waiter know of the key when its wait ends.
+type Ahead struct {
+	Taken bool // one of them has held it, was told since the waiter came that somebody has it, or keeps its place while it waits for another key
+	Asks  bool // one of them has a connection, and asks the server
 }
 
 // Enter waits until the caller is in front of the queues of all keys, or until the wait ends. It
@@ -171,16 +183,33 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	}
 	w := &waiter{ticket: t, key: e, from: from, front: make(chan struct{})}
 	at := l.waiting.PushBack(w)
+	came := time.Now()
+	t.waits = true
+	for _, p := range t.positions {
+		p.in.tell() // nobody gets them before t gives up
+	}
 	q.mu.Unlock()
-	select {
-	case <-w.front:
-		return nil
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	case <-ends.Over:
-		err = ErrOver
-	case <-ends.Closed:
-		err = lockerr.ErrClosed
+	var news <-chan struct{}
+	taken := false // those in front have said so, and may have left since
+	for over := ends.Over; err == nil; {
+		select {
+		case <-w.front:
+			return nil
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-ends.Closed:
+			err = lockerr.ErrClosed
+		case <-news:
+			taken, err = true, ErrOver
+		case <-over:
+			if news = q.untold(l, came); news == nil || over != ends.Over {
+				taken, err = news == nil, ErrOver
+				break
+			}
+			last := time.NewTimer(grace)
+			defer last.Stop()
+			over = last.C
+		}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -188,6 +217,10 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	case <-w.front: // at the same moment
 		return nil
 	default:
+		if ends.Ahead != nil {
+			*ends.Ahead = l.ahead(came)
+			ends.Ahead.Taken = ends.Ahead.Taken || taken
+		}
 		l.waiting.Remove(at)
 		q.advance(l) // those behind it may be able to share the key
 		return err
@@ -203,6 +236,43 @@ func (l *keyQueue) admits(e Key) bool {
 		return len(l.front) < e.Slots
 	}
 	return len(l.front) == 0 || e.Shared && l.shared && l.pending == 0
+}
+
+// grace is for how long a waiter whose wait is over waits for those in front to be told whether
+// somebody has the key: they have asked, and do not leave before the answer either.
+const grace = time.Second
+
+// untold returns nil if those in front know that somebody has the key, for a waiter that came at a
+// time. Else it returns a channel that is closed when they do.
+func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l.ahead(came).Taken {
+		return nil
+	}
+	if l.news == nil {
+		l.news = make(chan struct{})
+	}
+	return l.news
+}
+
+// tell notes that somebody has the key.
+func (l *keyQueue) tell() {
+	l.toldAt = time.Now()
+	if l.news != nil {
+		close(l.news)
+		l.news = nil
+	}
+}
+
+// ahead is what those in front know, for a waiter that came at a time.
+func (l *keyQueue) ahead(came time.Time) Ahead {
+	a := Ahead{Taken: l.toldAt.After(came)}
+	for _, t := range l.front {
+		a.Taken = a.Taken || t.told || t.waits || t.holder != nil
+		a.Asks = a.Asks || t.asks
+	}
+	return a
 }
 
 // held returns one of those in front that holds the key, or nil.
@@ -258,6 +328,7 @@ func (q *Queue) advance(l *keyQueue) {
 			break
 		}
 		l.waiting.Remove(at)
+		w.ticket.waits = false
 		q.admit(w.ticket, w.key)
 		close(w.front)
 	}
@@ -306,11 +377,11 @@ func (t *Ticket) Free() int {
 	if l == nil || t.slot != noSlot {
 		return noSlot
 	}
-	if t.free == noSlot || t.told {
+	if t.free == noSlot || t.offered {
 		t.next(l)
 	}
 	if t.free != noSlot {
-		t.told, t.freed = true, make(chan struct{})
+		t.offered, t.freed = true, make(chan struct{})
 	}
 	return t.free
 }
@@ -418,7 +489,7 @@ func (l *keyQueue) give(slot int) {
 
 // next keeps for t the slot that was released last, of those that are kept for no ticket.
 func (t *Ticket) next(l *keyQueue) {
-	t.free, t.told = noSlot, false
+	t.free, t.offered = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
 		if slot < t.positions[0].Slots {
 			l.left = slices.Delete(l.left, i, i+1)
@@ -429,7 +500,7 @@ func (t *Ticket) next(l *keyQueue) {
 }
 
 func (t *Ticket) keep(slot int) {
-	t.free, t.told = slot, false
+	t.free, t.offered = slot, false
 	close(t.freed)
 }
 
@@ -441,6 +512,7 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	first := t.holder == nil
 	t.holder, t.since = h, time.Now()
 	for _, p := range t.positions {
+		p.in.tell()
 		if first && !t.passing {
 			p.in.pending--
 			t.q.advance(p.in)
@@ -504,6 +576,31 @@ func (t *Ticket) SeenOtherProcess() bool {
 	})
 }
 
+// Asks notes that the ticket's caller has a connection to ask the server on. A nil ticket does
+// nothing.
+func (t *Ticket) Asks() {
+	if t == nil {
+		return
+	}
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	t.asks = true
+}
+
+// Told notes that the ticket's caller was told that somebody has one of the keys. A nil ticket does
+// nothing.
+func (t *Ticket) Told() {
+	if t == nil {
+		return
+	}
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	t.told = true
+	for _, p := range t.positions {
+		p.in.tell()
+	}
+}
+
 // Leave lets the next in each queue come to the front. A nil ticket, and a
 // second call, do nothing.
 func (t *Ticket) Leave() {
@@ -522,6 +619,9 @@ func (t *Ticket) leave() {
 		l.front = slices.Delete(l.front, at, at+1)
 		if t.holder == nil && !t.passing {
 			l.pending--
+		}
+		if t.holder != nil {
+			l.tell()
 		}
 		l.give(t.slot)
 		l.give(t.free)

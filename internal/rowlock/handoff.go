@@ -3,11 +3,9 @@ package rowlock
 import (
 	"context"
 	"database/sql/driver"
-	"fmt"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -33,7 +31,7 @@ type Handoff struct {
 
 // handoff returns how the lock of a can be handed over; nil if it cannot be.
 func (a *attempt) handoff() *Handoff {
-	if !a.takesHandoff() || len(a.locked.Versioned) > 0 {
+	if !a.takesHandoff() || len(a.locked.Versioned) > 0 || a.c.ByCalls() {
 		return nil
 	}
 	s := &Handoff{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
@@ -49,7 +47,7 @@ func (a *attempt) handoff() *Handoff {
 
 // takesHandoff reports whether the lock that a wants can be handed over to it.
 func (a *attempt) takesHandoff() bool {
-	return a.r.TakeOver != nil && a.implicit && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
+	return a.r.TakeOver != nil && a.opts == (driver.TxOptions{}) && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
 		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
 }
 
@@ -79,36 +77,45 @@ func (s *Handoff) passes() bool {
 }
 
 // Commits reports whether the COMMIT of the transaction is to lock the key for the next
-// caller. If another process waits for it, that gets it all the same, so it does not pay
-// while others do.
+// caller. It does not pay if that is a round trip more, which the caller who commits would wait for.
+// If another process waits for the key, that gets it all the same, so it does not pay while others do.
 func (s *Handoff) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && s.passes() && !s.ticket.SeenOtherProcess()
+	return s.commits < s.l.cfg.HandOvers && s.c.Packs(2) && s.passes() && !s.ticket.SeenOtherProcess()
 }
 
-// Commit commits, and locks the key for the next caller, in one statement. If locked is false
-// without an error, the transaction is committed, and the next caller has to ask; if the
-// session is not clean then, the key may still be locked on it. An error with a number of the
-// server's says that nothing was committed.
+// Commit commits, and locks the key for the next caller. If locked is false without an error, the transaction is
+// committed, and the next caller has to ask; if the session is not clean then, the key may still be locked on it. An
+// error with a number of the server's says that nothing was committed.
 func (s *Handoff) Commit(ctx context.Context) (locked bool, err error) {
-	mark := pool.NewMark()
-	rows, err := s.l.commitAndLock(ctx, s.c, s.key, mark)
-	outcome, err := server.OutcomeOf(ctx, s.c.Conn, mark, err)
-	switch {
-	case outcome == server.NoWay, server.Unparsed(err): // as by MariaDB in sql_mode ORACLE
-		s.l.cfg.Procedures.Set(s.l.cfg.Table.PassProcedure(), false)
-		return false, server.Exec(ctx, s.c.Conn, "COMMIT")
-	case outcome == server.OnlyCommitted:
-		s.c.Abandon(ctx, rollbackLimit) // it may have locked the key
-		return false, nil
-	case err != nil:
+	answers, err := s.c.Send(ctx, "COMMIT", s.Next())
+	if len(answers) == 0 {
+		if server.Interrupted(err) && !server.Locked(err) {
+			_, err = server.Uncommitted(ctx, s.c.Conn, err)
+		}
 		return false, err
-	case rows != nil:
-		s.ticket.SawOtherProcess()
-		return false, nil
 	}
-	s.committed = true
-	return true, nil
+	return s.Locked(ctx, answers[1:], err), nil
 }
+
+// Next is the statement behind COMMIT that locks the key for the next caller.
+func (s *Handoff) Next() string { return s.l.nextSQL(s.key) }
+
+// Locked reports whether Next has locked the key. answers has its answer, and err is its error. If the session is not
+// clean afterwards, the key may still be locked on it.
+func (s *Handoff) Locked(ctx context.Context, answers [][][]string, err error) bool {
+	switch {
+	case server.Locked(err):
+		s.ticket.SawOtherProcess()
+	case err == nil && quiet(answers[0]):
+		s.committed = true
+		return true
+	}
+	s.c.Abandon(ctx, rollbackLimit) // it may have locked the key
+	return false
+}
+
+// quiet reports whether an answer to Next says that the row is locked, and has nothing to tell.
+func quiet(rows [][]string) bool { return len(rows) == 1 && rows[0][0] == "" && rows[0][1] == "0" }
 
 // rollbackLimit bounds the ROLLBACK of a lock for which there is no caller.
 const rollbackLimit = time.Second
@@ -124,22 +131,4 @@ func (s *Handoff) Handoff(broken func()) {
 	}
 	s.ticket.Leave()
 	s.c.Release()
-}
-
-// commitAndLock runs the statement of Handoff.Commit. There is no result set if the row is
-// locked and has nothing to tell; one row says that it is not locked.
-func (l *Locker) commitAndLock(ctx context.Context, c *pool.Conn, key, mark string) ([][]string, error) {
-	if !l.cfg.Info.Blocks {
-		return server.Query(ctx, c.Conn, fmt.Sprintf("CALL %s(%s, %s, %s, '%s') /* COMMIT and lock */", l.cfg.Table.PassProcedure(),
-			schema.Literal(l.cfg.Namespace), schema.Literal(key), l.known(key), mark))
-	}
-	return c.QueryBlock(ctx, pool.Block{Text: l.cfg.Table.PassBlock(l.cfg.Namespace), Values: []driver.Value{schema.Hex(key), l.known(key), mark}})
-}
-
-// Passes reports whether the server has a way for [Handoff.Commit]. Where nobody knows, that is
-// found out in the background, for the next time.
-func (l *Locker) Passes(background func(func(context.Context))) bool {
-	pass := l.cfg.Table.PassProcedure()
-	l.cfg.Procedures.LookLater(background, pass)
-	return l.cfg.Procedures.Has(pass)
 }

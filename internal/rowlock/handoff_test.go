@@ -14,25 +14,17 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"github.com/ngrok/sqlmw"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/pool"
 )
-
-// session takes a connection that is not in autocommit, as sessions are.
-func (p *process) session(ctx context.Context) (*pool.Conn, error) {
-	c, err := p.conns.Acquire(ctx)
-	if err == nil {
-		err = server.Exec(ctx, c.Conn, "SET autocommit = 0")
-	}
-	return c, err
-}
 
 // gone is a context that has ended without a sign of it.
 type gone struct {
@@ -53,8 +45,8 @@ func TestHandoffToOneThatGoes(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Begun, error) {
-			return p.Begin(ctx, driver.TxOptions{}, true, rowlock.Request{
-				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.session, TakeOver: tookOver,
+			return p.Begin(ctx, driver.TxOptions{}, rowlock.Request{
+				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.conns.Acquire, TakeOver: tookOver,
 			})
 		}
 		for _, behind := range []bool{true, false} {
@@ -128,43 +120,8 @@ func awaitQueue(t *testing.T, db *sql.DB, n int) {
 	time.Sleep(100 * time.Millisecond) // they count as waiters a moment before they are in the queue
 }
 
-// passing opens a handle that commits and locks for the next caller in one statement: that
-// there is a way to do so, it finds out while callers wait for each other.
-func passing(s *stock.Shop, c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
-	s.T.Helper()
-	db, tap := s.Tapped(c)
-	sent := tap.Texts()
-	pass(s, db, func() bool { return slices.ContainsFunc(sent(), passes) })
-	return db, tap
-}
-
-// pass has callers wait for each other until a COMMIT has been seen to lock for the next.
-// MariaDB needs no procedure for that, and would soon have the statement prepared, which would
-// not be seen.
-func pass(s *stock.Shop, db *sql.DB, seen func() bool) {
-	s.T.Helper()
-	if s.MariaDB() {
-		return
-	}
-	dbtest.Soon(s.T, "a COMMIT locks for the next caller", func() bool {
-		var all sync.WaitGroup
-		for range 3 {
-			all.Go(func() {
-				_ = mysqllock.Do(dbtest.Limited(s.T), db, "warm", func(ctx context.Context) error {
-					_, err := db.ExecContext(ctx, "DO SLEEP(0.005)")
-					return err
-				})
-			})
-		}
-		all.Wait()
-		return seen()
-	})
-}
-
-// passes reports whether a statement commits and locks the key for the next caller.
-func passes(text string) bool {
-	return strings.Contains(text, "COMMIT and lock") || strings.HasPrefix(text, "BEGIN NOT ATOMIC DECLARE v_name") && strings.Contains(text, "COMMIT;")
-}
+// passes reports whether a packet commits and locks the key for the next caller.
+func passes(text string) bool { return strings.HasPrefix(text, "COMMIT; SELECT 1; SELECT /*+") }
 
 // sell takes one of the stock of product 1, and knows what there was before.
 func sell(ctx context.Context, db *sql.DB, before int) error {
@@ -182,7 +139,7 @@ func sell(ctx context.Context, db *sql.DB, before int) error {
 // one session, without a statement; and the key is locked all the time.
 func TestHandoffAsItIs(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+		db, tap := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
 		hold := stock.Acquire(t, db, "k")
 		done := enqueue(t, db, "k", 5, func(context.Context, int) error { s.WantLocked("k", true); return nil })
 		sent := tap.Since()
@@ -197,34 +154,91 @@ func TestHandoffAsItIs(t *testing.T) {
 	})
 }
 
-// TestHandoffWithCommit: a unit of work that has written is committed and the key locked for
-// the next caller in one statement. The next sees what was committed.
+// firstOnly opens connections whose rows know of no further result set.
+type firstOnly struct{ driver.Connector }
+
+func (k firstOnly) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := k.Connector.Connect(ctx)
+	return &firstOnlyConn{conn}, err
+}
+
+type firstOnlyConn struct{ driver.Conn }
+
+func (c *firstOnlyConn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+	return struct{ driver.Rows }{rows}, err
+}
+
+func (c *firstOnlyConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
+}
+
+// TestHandoffWithCommit: a unit of work that has written is committed and the key locked for the next caller, by one
+// text of several statements where that can be; else each caller locks for itself. The next caller sees what was committed. The
+// server is asked once whether it takes such a text, through what Config.Base has put around its connections.
 func TestHandoffWithCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := passing(s, mysqllock.Config{})
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 10) }))
-		hold := stock.Acquire(t, db, "k")
-		done := enqueue(t, db, "k", 5, func(ctx context.Context, i int) error {
-			s.WantLocked("k", true)
-			s.WantStock(1, 8-i) // committed before the next has the key
-			return sell(ctx, db, 8-i)
-		})
-		dbtest.OK(t, sell(hold.Context(), db, 9))
-		sent := tap.Texts()
-		dbtest.OK(t, hold.Release())
-		for _, err := range done() {
-			dbtest.OK(t, err)
-		}
-		s.WantStock(1, 3)
-		s.WantLocked("k", false)
-		var locks []string
-		for _, text := range sent() {
-			if !strings.Contains(text, "stock") && !strings.HasPrefix(text, "[prepare]") {
-				locks = append(locks, text)
+		base := func(wrap func(driver.Connector) (driver.Connector, error)) func(*mysql.Config) (driver.Connector, error) {
+			return func(cfg *mysql.Config) (driver.Connector, error) {
+				return mysqllock.NewConnector(cfg, mysqllock.Config{Base: wrap})
 			}
 		}
-		if len(locks) != 6 || !passes(locks[0]) || !passes(locks[4]) || locks[5] != "COMMIT" {
-			t.Errorf("sent %q", locks)
+		for name, test := range map[string]struct {
+			open   func(*mysql.Config) (driver.Connector, error)
+			packet bool
+			probes int
+		}{
+			"as ever":             {base(nil), true, 2},
+			"interceptors":        {base(intercept.With(sqlmw.NullInterceptor{})), true, 2},
+			"rows without a next": {base(func(k driver.Connector) (driver.Connector, error) { return firstOnly{k}, nil }), false, 2},
+			"Wrap": {func(cfg *mysql.Config) (driver.Connector, error) {
+				return mysqllock.Wrap(dbtest.Connector(t, cfg), mysqllock.Config{})
+			}, false, 0},
+		} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			tap, cfg := new(dbtest.Tap), s.Config()
+			tap.On(cfg)
+			db := s.OpenDB(test.open(cfg))
+			all := tap.Texts()
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return sell(ctx, db, 10) }))
+			other := stock.Acquire(t, db, "other") // has a session of its own
+			hold := stock.Acquire(t, db, "k")
+			done := enqueue(t, db, "k", 5, func(ctx context.Context, i int) error {
+				s.WantLocked("k", true)
+				s.WantStock(1, 8-i) // committed before the next has the key
+				return sell(ctx, db, 8-i)
+			})
+			dbtest.OK(t, sell(hold.Context(), db, 9))
+			sent := tap.Texts()
+			dbtest.OK(t, hold.Release())
+			for _, err := range done() {
+				dbtest.OK(t, err)
+			}
+			s.WantStock(1, 3)
+			s.WantLocked("k", false)
+			var locks []string
+			for _, text := range sent() {
+				if !strings.Contains(text, "stock") && !strings.HasPrefix(text, "[prepare]") {
+					locks = append(locks, text)
+				}
+			}
+			good := len(locks) == 6 && passes(locks[0]) && passes(locks[4]) && locks[5] == "COMMIT"
+			if !test.packet {
+				good = !slices.ContainsFunc(locks, passes)
+			}
+			if !good {
+				t.Errorf("%s: sent %q", name, locks)
+			}
+			probes := 0
+			for _, text := range all() {
+				if strings.HasPrefix(text, "SELECT IF(") && strings.Contains(text, "; SELECT 2") {
+					probes++
+				}
+			}
+			if probes != test.probes {
+				t.Errorf("%s: the server was asked by %d texts, want %d", name, probes, test.probes)
+			}
+			dbtest.OK(t, other.Release())
 		}
 	})
 }
@@ -245,7 +259,7 @@ func TestHandoffGivesOthersTheirTurn(t *testing.T) {
 			"with commits": {write, 0},
 			"leases":       {write, 0},
 		} {
-			db, _ := passing(s, mysqllock.Config{HandOvers: 2, HandOverTime: time.Minute})
+			db, _ := s.Tapped(mysqllock.Config{HandOvers: 2, HandOverTime: time.Minute})
 			other := s.Handle()
 			var opts []lockctx.Option
 			if name == "leases" {
@@ -275,60 +289,73 @@ func TestHandoffGivesOthersTheirTurn(t *testing.T) {
 	})
 }
 
-// disturbing opens connections on which something happens to the next statement that commits
-// and locks for the next caller.
+// disturbing has something happen to the next packet that commits and locks for the next caller.
 type disturbing struct {
-	driver.Connector
-	with   dbtest.Disturbed
-	armed  atomic.Bool
-	passed atomic.Bool // there was such a statement
+	with  dbtest.Disturbed
+	armed atomic.Bool
 }
 
-func (d *disturbing) Connect(ctx context.Context) (driver.Conn, error) {
+// handle opens a handle on whose connections that happens.
+func (d *disturbing) handle(s *stock.Shop, cfg *mysql.Config, c mysqllock.Config) *sql.DB {
+	s.T.Helper()
+	c.Base = func(base driver.Connector) (driver.Connector, error) { return disturbed{base, d}, nil }
+	return s.OpenDB(mysqllock.NewConnector(cfg, c))
+}
+
+type disturbed struct {
+	driver.Connector
+	by *disturbing
+}
+
+func (d disturbed) Connect(ctx context.Context) (driver.Conn, error) {
 	conn, err := d.Connector.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	own := d.with
+	own := d.by.with
 	own.Conn = conn
-	own.At = func(text string) bool {
-		if !passes(text) {
-			return false
-		}
-		d.passed.Store(true)
-		return d.armed.CompareAndSwap(true, false)
-	}
+	own.At = func(text string) bool { return passes(text) && d.by.armed.CompareAndSwap(true, false) }
 	return &own, nil
 }
 
-// TestHandoffDisturbed: whatever happens to the statement, its caller is told what became of
-// the COMMIT, the next caller gets the key, and nothing stays locked.
+// release sets the stock to 5 under a key for which two callers wait, releases it while d is armed, and returns what
+// Release has said, and the stock that the next caller has seen.
+func (d *disturbing) release(t *testing.T, s *stock.Shop, db *sql.DB, name string) (saw int, released error) {
+	t.Helper()
+	dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+	hold := stock.Acquire(t, db, "k")
+	dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 5 WHERE id = 1")
+	done := enqueue(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
+		if i == 0 {
+			saw, err = stock.Read(ctx, db, 1)
+		}
+		return err
+	})
+	d.armed.Store(true)
+	err := hold.Release()
+	if d.armed.Load() {
+		t.Fatalf("%s: nothing was disturbed", name)
+	}
+	for _, err := range done() {
+		if err != nil {
+			t.Errorf("%s: the next: %v", name, err)
+		}
+	}
+	dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+	return saw, err
+}
+
+// TestHandoffDisturbed: whatever happens to the packet, its caller is told what became of the COMMIT, the next
+// caller gets the key, and nothing stays locked.
 func TestHandoffDisturbed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, test := range dbtest.DisturbedCommits() {
-			base := &disturbing{Connector: s.Connector(), with: test.Disturbed}
-			db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
-			pass(s, db, func() bool { return base.passed.Load() })
-			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
-			hold := stock.Acquire(t, db, "k")
-			dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 5 WHERE id = 1")
-			var saw int
-			done := enqueue(t, db, "k", 2, func(ctx context.Context, i int) (err error) {
-				if i == 0 {
-					saw, err = stock.Read(ctx, db, 1)
-				}
-				return err
-			})
-			base.armed.Store(true)
-			err := hold.Release()
-			if base.armed.Load() {
-				t.Fatalf("%s: nothing was disturbed", name)
+			if strings.HasPrefix(name, "killed after") { // an error ends a packet: see TestAPacketStoppedAnywhere
+				continue
 			}
-			for _, err := range done() {
-				if err != nil {
-					t.Errorf("%s: the next: %v", name, err)
-				}
-			}
+			d := &disturbing{with: test.Disturbed}
+			db := d.handle(s, s.Config(), mysqllock.Config{})
+			saw, err := d.release(t, s, db, name)
 			if (err == nil) != test.Done || err != nil && !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s: Release: %v", name, err)
 			}
@@ -342,30 +369,88 @@ func TestHandoffDisturbed(t *testing.T) {
 			if s.WantStock(1, want); saw != want {
 				t.Errorf("%s: the next has seen %d, want %d", name, saw, want)
 			}
-			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
 			dbtest.OK(t, db.Close())
 		}
 	})
 }
 
-// TestHandoffKilled: the statement is killed after its COMMIT, and the next caller gives up.
-// What the statement may have locked does not stay so.
+// TestAPacketStoppedAnywhere: the packet is killed, its connection is, or that is cut, at each of its statements.
+// Either all before the COMMIT is committed or nothing; who is told that it came through, or did not, is told the
+// truth, and else that nobody knows; and the next caller gets the key.
+func TestAPacketStoppedAnywhere(t *testing.T) {
+	const (
+		waits = "SELECT SLEEP(60) /* here */ FROM (SELECT 1 UNION SELECT 2) t" // killed, it fails
+		here  = " FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND INFO LIKE '%/* here */%' AND DB = ? AND ID <> CONNECTION_ID()"
+	)
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for at, where := range []string{"before COMMIT", "before SELECT 1", "before the lock", "after the lock"} {
+			for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
+				name, tap, cfg := how+" "+where, new(dbtest.Tap), s.Config()
+				tap.On(cfg)
+				d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
+					texts := strings.SplitN(packet, "; ", 3)
+					return strings.Join(slices.Insert(texts, at, waits), "; ")
+				}}}
+				db := d.handle(s, cfg, mysqllock.Config{})
+				stopped := dbtest.Go(func() error {
+					var id int
+					dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
+					if how == "cut" {
+						tap.Break()
+						return nil
+					}
+					for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil { // MariaDB can sleep on
+						if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
+							return err
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+					return nil
+				})
+				saw, err := d.release(t, s, db, name)
+				dbtest.OK(t, <-stopped)
+				number := (*mysql.MySQLError)(nil)
+				known := errors.As(err, &number) && number.Number == 1317
+				switch {
+				case err != nil && !errors.Is(err, mysqllock.ErrLost),
+					how == "KILL QUERY" && (err == nil) != (at > 1),
+					how == "KILL QUERY" && known != (at == 0),
+					err == nil && at < 2, known && at > 0:
+					t.Errorf("%s: Release: %v", name, err)
+				}
+				want := 10
+				if at > 0 {
+					want = 5
+				}
+				if s.WantStock(1, want); saw != want {
+					t.Errorf("%s: the next has seen %d, want %d", name, saw, want)
+				}
+				_ = db.Close()
+			}
+		}
+	})
+}
+
+// TestHandoffKilled: the packet is killed right after its COMMIT has been answered, and the next caller gives up.
+// What the packet may have locked does not stay so.
 func TestHandoffKilled(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		gone := make(chan error, 1)
-		base := &disturbing{Connector: s.Connector(), with: dbtest.Disturbed{Err: dbtest.Interrupted, After: true, Then: func() {
-			cancel()
-			dbtest.Want(t, <-gone, context.Canceled)
-		}}}
-		db := s.OpenDB(mysqllock.Wrap(base, mysqllock.Config{}))
-		pass(s, db, func() bool { return base.passed.Load() })
+		d := &disturbing{with: dbtest.Disturbed{
+			Text: func(packet string) string { return packet + "; SELECT (SELECT 1 UNION SELECT 2)" }, // which fails, with another number
+			Then: func() {
+				cancel()
+				dbtest.Want(t, <-gone, context.Canceled)
+			},
+		}}
+		db := d.handle(s, s.Config(), mysqllock.Config{})
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
 		awaitQueue(t, db, 1)
-		base.armed.Store(true)
+		d.armed.Store(true)
 		dbtest.OK(t, hold.Release())
 		s.WantStock(1, 9)
 		s.WantLocked("k", false)
@@ -376,18 +461,14 @@ func TestHandoffKilled(t *testing.T) {
 // the key for it.
 func TestHandoffToNobody(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := passing(s, mysqllock.Config{})
+		db, tap := s.Tapped(mysqllock.Config{})
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
 		gone := dbtest.Go(func() error { return mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) })
 		awaitQueue(t, db, 1)
-		begin := "BEGIN NOT ATOMIC DECLARE v_name"
-		if !s.MariaDB() {
-			begin = "CALL " + "`" + s.Name + "`.`mysqllock_pass1`"
-		}
-		arrive := tap.Stall(begin)
+		arrive := tap.Stall("COMMIT; SELECT 1; ")
 		released := dbtest.Go(hold.Release)
 		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 9 })
 		cancel()
@@ -404,7 +485,7 @@ func TestHandoffToNobody(t *testing.T) {
 func TestHandoffOfALostSession(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
-			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+			db, _ := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
 			hold := stock.Acquire(t, db, "k")
 			var id int
 			if writes {
@@ -440,7 +521,7 @@ func TestHandoffOfALostSession(t *testing.T) {
 // work that holds or checks more than its one key, are not handed over.
 func TestHandoffOfWhatIsLeft(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := passing(s, mysqllock.Config{HandOverTime: time.Minute})
+		db, tap := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
 		connection := func(ctx context.Context) (id int) {
 			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
 			return id
@@ -489,42 +570,11 @@ func TestHandoffOfWhatIsLeft(t *testing.T) {
 	})
 }
 
-// TestHandoffWithoutAWay: where the server has no statement for it, COMMIT is sent alone.
-func TestHandoffWithoutAWay(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		params := "lockHandOverTime=1m"
-		if s.MariaDB() {
-			params += "&sql_mode=%27ORACLE%27"
-		}
-		db := s.Handle(params)
-		pass(s, db, func() bool {
-			return dbtest.Column[int](t, s.Plain, "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = ? AND ROUTINE_NAME = 'mysqllock_pass1'", s.Name)[0] == 1
-		})
-		for range 2 {
-			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
-			hold := stock.Acquire(t, db, "k")
-			dbtest.OK(t, sell(hold.Context(), db, 10))
-			committed := make(chan struct{})
-			done := enqueue(t, db, "k", 3, func(ctx context.Context, i int) error { <-committed; return sell(ctx, db, 9-i) })
-			if !s.MariaDB() {
-				dbtest.Exec(t, s.Plain, "DROP PROCEDURE IF EXISTS mysqllock_pass1")
-			}
-			dbtest.OK(t, hold.Release())
-			s.WantStock(1, 9)
-			close(committed)
-			for _, err := range done() {
-				dbtest.OK(t, err)
-			}
-			s.WantStock(1, 6)
-		}
-	})
-}
-
 // TestHandoffBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
 // does not wait for that.
 func TestHandoffBesideDDL(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, _ := passing(s, mysqllock.Config{Wait: time.Minute})
+		db, _ := s.Tapped(mysqllock.Config{Wait: time.Minute})
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		done := enqueue(t, db, "k", 1, func(ctx context.Context, _ int) error { return sell(ctx, db, 9) })
@@ -547,7 +597,7 @@ func TestHandoffBesideDDL(t *testing.T) {
 func TestHandoffLeavesSessions(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
-			db, _ := passing(s, mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
+			db, _ := s.Tapped(mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
 			hold := stock.Acquire(t, db, "k")
 			var served atomic.Int32
 			done := enqueue(t, db, "k", 5, func(context.Context, int) error { served.Add(1); return nil })

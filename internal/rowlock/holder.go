@@ -47,9 +47,10 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 }
 
 // askHolder asks the server who holds one of the keys, in one statement. It returns nil if
-// the server does not tell. waiter is the id of a connection that waits for them, or 0.
-func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder {
-	if a.blind.Load() || !a.cfg.Info.AllHolders && waiter == 0 {
+// the server does not tell. waiter is the id of the caller's connection, or 0. mark is that of the
+// statement by which it waits; "" if it does not wait.
+func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lockerr.Holder {
+	if a.blind.Load() || !a.cfg.Info.AllHolders && mark == "" {
 		return nil
 	}
 	bound := terms.Calmly / 2
@@ -61,16 +62,17 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64) *lockerr.Holder 
 		return nil
 	}
 	defer c.Release()
-	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, max(bound, time.Millisecond)))
+	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
 }
 
 // holderSQL asks for the holder of one of the rows, for which the connection with the id
-// waiter waits: id, user, host, program, age in microseconds. Where the server does not
-// list all holders, it lists one only while a connection waits. The server ends the
-// statement after bound.
-func (l *Locker) holderSQL(names []string, waiter uint64, bound time.Duration) string {
+// waiter waits by the statement with the mark: id, user, host, program, age in microseconds. If the
+// server does not list all holders, it lists one only while a connection waits, and by a copy that can be
+// older than this wait: only if the copy has the statement is the blocker that of this wait. The server
+// ends the statement after bound.
+func (l *Locker) holderSQL(names []string, waiter uint64, mark string, bound time.Duration) string {
 	if !l.cfg.Info.AllHolders {
-		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d", waiter))
+		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d AND r.trx_query LIKE '%%%s%%'", waiter, mark))
 	}
 	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
 }
@@ -82,7 +84,7 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
 			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
 	}
-	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.THREAD_ID = l.THREAD_ID"+
+	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID"+
 		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
 }
 
@@ -97,13 +99,19 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
 }
 
-// lockedBySQL asks MySQL which connection has locked one of the rows.
+// lockedBySQL asks MySQL which connection has locked one of the rows: that of the transaction. It is
+// the thread that the lock of the table tells: the thread of a row's lock becomes that of another
+// connection, whose inserts split the index page, or which waits for a row just inserted (measured on
+// MySQL 9.7). The row's lock comes first: the transactions of the others are not looked for. A lock of
+// the gap before the row locks nobody out of the row.
 func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
 	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+server.ProgramOf("t.PROCESSLIST_ID")+","+
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
-		" FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+
-		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s) AND %s LIMIT 1",
+		" FROM performance_schema.data_locks l STRAIGHT_JOIN performance_schema.data_locks o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'"+
+		" STRAIGHT_JOIN performance_schema.threads t ON t.THREAD_ID = o.THREAD_ID"+
+		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s)"+
+		" AND l.LOCK_MODE NOT LIKE '%%,GAP%%' AND l.LOCK_MODE NOT LIKE '%%INSERT_INTENTION%%' AND %s LIMIT 1",
 		l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
 }
 

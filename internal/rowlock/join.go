@@ -21,9 +21,6 @@ func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Lock
 	a := l.attempt(r)
 	defer a.Finish()
 	a.c, a.late = c, true
-	if l.cfg.Info.Router {
-		c.Moved()
-	}
 	if alive, err = a.join(ctx); err != nil {
 		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
 		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
@@ -51,9 +48,9 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	// A failed statement for one key has locked nothing; of several keys, some may be locked.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
 	try := func() error {
-		ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
+		ctx, cancel := server.Within(ctx, pool.AnswerTime)
 		defer cancel()
-		return a.lock(ctx, a.trySQL(), false)
+		return a.lock(ctx, a.trySQL()...)
 	}
 	err = a.clear(ctx, try(), try)
 	a.EndTurn()
@@ -105,7 +102,7 @@ func (a *attempt) unleased(ctx context.Context) error {
 	for {
 		lease, err := a.look(ctx, names)
 		if errors.Is(err, errLeaving) && a.Wait > 0 {
-			if err := a.rest(ctx, slice/5); err != nil {
+			if err := a.rest(ctx, breath); err != nil {
 				return err
 			}
 			continue

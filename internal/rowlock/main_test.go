@@ -2,10 +2,12 @@ package rowlock_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
@@ -22,6 +24,7 @@ import (
 // The tests run against every server that is found on this machine.
 
 func TestMain(m *testing.M) {
+	server.FixForm(server.Packet) // else it would depend on how busy the machine is
 	dbtest.Jobs{"slots": childSlots}.Run()
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
@@ -43,40 +46,41 @@ func newScratch(d *dbtest.Database) *scratch {
 type process struct {
 	*rowlock.Locker
 	*scratch
-	conns      *pool.Pool
-	rows       *keyrow.Rows
-	procedures *schema.Registry
-	queue      *queue.Queue
-	wakeUps    *wakeUps
+	conns   *pool.Pool // of sessions
+	rows    *keyrow.Rows
+	queue   *queue.Queue
+	cfg     strategy.Config
+	wakeUps *wakeUps
 }
 
 // process makes one; change may alter its configuration.
 func (s *scratch) process(change func(*strategy.Config)) *process {
 	s.T.Helper()
-	newPool := func(max int) *pool.Pool {
-		p, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: max, Idle: time.Minute, Setup: "SET SESSION autocommit = 1"})
+	newPool := func(autocommit, max int) *pool.Pool {
+		p, err := pool.New(pool.Config{
+			Connect: s.Connector(func(cfg *mysql.Config) { cfg.MultiStatements = autocommit == 0 }).Connect,
+			Several: func(context.Context, *pool.Conn) (bool, error) { return autocommit == 0, nil },
+			Setup:   fmt.Sprintf("SET SESSION autocommit = %d", autocommit), Max: max, Idle: time.Minute,
+		})
 		dbtest.OK(s.T, err)
 		s.T.Cleanup(p.Close)
 		return p
 	}
-	control := newPool(4)
+	control := newPool(1, 4)
 	c := s.Connect()
 	info, err := server.Probe(s.T.Context(), c)
 	dbtest.OK(s.T, err)
-	procedure, err := s.table.Ensure(s.T.Context(), c, info, true)
-	dbtest.OK(s.T, err)
-	p := &process{scratch: s, conns: newPool(70), queue: new(queue.Queue), wakeUps: &wakeUps{wake: make(chan struct{})}}
-	p.procedures = schema.NewRegistry(info, true, control.Lend)
-	p.procedures.Set(s.table.LockProcedure(), procedure)
-	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true, Procedures: p.procedures})
+	dbtest.OK(s.T, s.table.Ensure(s.T.Context(), c, info, true))
+	p := &process{scratch: s, conns: newPool(0, 70), queue: new(queue.Queue), wakeUps: &wakeUps{wake: make(chan struct{})}}
+	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true})
 	cfg := strategy.Config{
 		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,
-		Control: control, Queue: p.queue, Rows: p.rows, Procedures: p.procedures, Await: p.wakeUps.await,
+		Control: control, Queue: p.queue, Rows: p.rows, Await: p.wakeUps.await,
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	p.Locker = rowlock.New(cfg)
+	p.cfg, p.Locker = cfg, rowlock.New(cfg)
 	s.T.Cleanup(p.Locker.Close)
 	return p
 }

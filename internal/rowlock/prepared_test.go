@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -18,15 +17,23 @@ import (
 )
 
 // beginOn begins a transaction with a lock on key on c, and checks that it has it.
-func (p *process) beginOn(c *pool.Conn, implicit bool, key rowlock.Key) (*rowlock.Begun, error) {
+func (p *process) beginOn(c *pool.Conn, key rowlock.Key) (*rowlock.Begun, error) {
 	p.T.Helper()
-	grant, err := p.Begin(dbtest.Limited(p.T), driver.TxOptions{}, implicit, rowlock.Request{
+	grant, err := p.Begin(dbtest.Limited(p.T), driver.TxOptions{}, rowlock.Request{
 		Keys: []rowlock.Key{key}, Conn: func(context.Context) (*pool.Conn, error) { return c, nil }, Waiting: free,
 	})
 	if err == nil && p.free(key.Name) {
 		p.T.Errorf("%q is not locked", key.Name)
 	}
 	return grant, err
+}
+
+// session is a connection that is not in autocommit, as sessions are.
+func (s *scratch) session() *pool.Conn {
+	s.T.Helper()
+	c := pool.Adopt(s.Connect())
+	s.Exec(c.Conn, "SET SESSION autocommit = 0")
+	return c
 }
 
 // free reports whether nobody has locked the row of name.
@@ -45,63 +52,29 @@ func (s *scratch) free(name string) bool {
 // many is how often a connection is used that stays.
 const many = 20
 
-// TestPrepared: on a connection that stays, lock statements are prepared, once for
-// all keys.
+// TestPrepared: on a session that stays, lock statements are prepared, once for all keys.
 func TestPrepared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		for _, implicit := range []bool{false, true} {
-			c := pool.Adopt(s.Connect())
-			if implicit {
-				s.Exec(c.Conn, "SET SESSION autocommit = 0")
-			}
-			prepared := func() string {
-				return s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]
-			}
-			for i, shared := range []bool{false, true} {
-				for n := range many {
-					name := "it's\x00a\xff?" + strconv.Itoa(n%3)
-					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: name, Shared: shared})
-					dbtest.OK(t, err)
-					if others := "it's\x00a\xff?" + strconv.Itoa((n+1)%3); n > 3 && !s.free(others) {
-						t.Errorf("%q is locked, too", others)
-					}
-					dbtest.OK(t, grant.Txn.Commit(0))
-					grant.Ticket.Leave()
-					if !s.free(name) {
-						t.Errorf("%q is still locked", name)
-					}
+		p, c := s.process(nil), s.session()
+		for i, shared := range []bool{false, true} {
+			for n := range many {
+				name := "it's\x00a\xff?" + strconv.Itoa(n%3)
+				grant, err := p.beginOn(c, rowlock.Key{Name: name, Shared: shared})
+				dbtest.OK(t, err)
+				if others := "it's\x00a\xff?" + strconv.Itoa((n+1)%3); n > 3 && !s.free(others) {
+					t.Errorf("%q is locked, too", others)
 				}
-				want := strconv.Itoa(i + 1)
-				if !p.Info().MariaDB && !implicit { // a procedure does as well
-					want = "0"
-				}
-				if got := prepared(); got != want {
-					t.Errorf("implicit %v, shared %v: %s statements were prepared, want %s", implicit, shared, got, want)
+				dbtest.OK(t, grant.Txn.Commit(0))
+				grant.Ticket.Leave()
+				if !s.free(name) {
+					t.Errorf("%q is still locked", name)
 				}
 			}
+			got := s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1]
+			if want := strconv.Itoa(i + 1); got != want {
+				t.Errorf("shared %v: %s statements were prepared, want %s", shared, got, want)
+			}
 		}
-	})
-}
-
-// TestLeasedIsNotPrepared: on MySQL a session locks a key that has had a lease by the
-// procedure, which does not keep one that is live from being renewed.
-func TestLeasedIsNotPrepared(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		if !p.procedures.Has(s.table.LockProcedure()) {
-			t.Skip("there is none on MariaDB")
-		}
-		c := pool.Adopt(s.Connect())
-		s.Exec(c.Conn, "SET SESSION autocommit = 0")
-		s.lease("k", time.Nanosecond)
-		for range many {
-			grant, err := p.beginOn(c, true, rowlock.Key{Name: "k"})
-			dbtest.OK(t, err)
-			dbtest.OK(t, grant.Txn.Commit(0))
-			grant.Ticket.Leave()
-		}
-		dbtest.Equal(t, "%s statements were prepared", s.Query(c.Conn, "SHOW SESSION STATUS LIKE 'Com_stmt_prepare'")[0][1], "0")
 	})
 }
 
@@ -114,23 +87,18 @@ func TestPreparedUnderSettings(t *testing.T) {
 			settings = append(settings, "sql_select_limit = 0")
 		}
 		for _, setting := range settings {
-			for _, implicit := range []bool{false, true} {
-				c := pool.Adopt(s.Connect())
-				s.Exec(c.Conn, "SET SESSION "+setting)
-				if implicit {
-					s.Exec(c.Conn, "SET SESSION autocommit = 0")
+			c := s.session()
+			s.Exec(c.Conn, "SET SESSION "+setting)
+			for n := range many {
+				grant, err := p.beginOn(c, rowlock.Key{Name: "k"})
+				if err != nil {
+					t.Fatalf("%s, lock %d: %v", setting, n, err)
 				}
-				for n := range many {
-					grant, err := p.beginOn(c, implicit, rowlock.Key{Name: "k"})
-					if err != nil {
-						t.Fatalf("%s, implicit %v, lock %d: %v", setting, implicit, n, err)
-					}
-					if s.free("k") {
-						t.Errorf("%s, implicit %v, lock %d: it is not locked", setting, implicit, n)
-					}
-					dbtest.OK(t, grant.Txn.Commit(0))
-					grant.Ticket.Leave()
+				if s.free("k") {
+					t.Errorf("%s, lock %d: it is not locked", setting, n)
 				}
+				dbtest.OK(t, grant.Txn.Commit(0))
+				grant.Ticket.Leave()
 			}
 		}
 	})
@@ -181,34 +149,26 @@ func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) 
 func TestUnprepared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
-		for _, implicit := range []bool{false, true} {
-			for name, c := range map[string]*preparing{
-				"not supported by the server": {refuse: &mysql.MySQLError{Number: 1295, Message: "not supported in the prepared statement protocol"}},
-				"too many":                    {refuse: &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count"}},
-				"not supported by the driver": {refuse: errors.New("no")},
-				"forgotten":                   {runs: 3, number: 1243},
-				"to be prepared anew":         {runs: 3, number: 1615},
-			} {
-				c.base = s.Connect().(base)
-				link := pool.Adopt(c)
-				if implicit {
-					s.Exec(c, "SET SESSION autocommit = 0")
+		for name, c := range map[string]*preparing{
+			"not supported by the server": {refuse: &mysql.MySQLError{Number: 1295, Message: "not supported in the prepared statement protocol"}},
+			"too many":                    {refuse: &mysql.MySQLError{Number: 1461, Message: "Can't create more than max_prepared_stmt_count"}},
+			"not supported by the driver": {refuse: errors.New("no")},
+			"forgotten":                   {runs: 3, number: 1243},
+			"to be prepared anew":         {runs: 3, number: 1615},
+		} {
+			c.base = s.Connect().(base)
+			link := pool.Adopt(c)
+			s.Exec(c, "SET SESSION autocommit = 0")
+			for range many {
+				grant, err := p.beginOn(link, rowlock.Key{Name: "k"})
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
 				}
-				for range many {
-					grant, err := p.beginOn(link, implicit, rowlock.Key{Name: "k"})
-					if err != nil {
-						t.Fatalf("%s, implicit %v: %v", name, implicit, err)
-					}
-					dbtest.OK(t, grant.Txn.Commit(0))
-					grant.Ticket.Leave()
-				}
-				want := 1
-				if !p.Info().MariaDB && !implicit {
-					want = 0
-				}
-				if c.tries != want || c.ran != want*c.runs {
-					t.Errorf("%s, implicit %v: it was prepared %d times, and ran %d times", name, implicit, c.tries, c.ran)
-				}
+				dbtest.OK(t, grant.Txn.Commit(0))
+				grant.Ticket.Leave()
+			}
+			if c.tries != 1 || c.ran != c.runs {
+				t.Errorf("%s: it was prepared %d times, and ran %d times", name, c.tries, c.ran)
 			}
 		}
 	})
@@ -221,7 +181,7 @@ func TestLostWhilePreparing(t *testing.T) {
 		link := pool.Adopt(&preparing{base: s.Connect().(base), refuse: driver.ErrBadConn})
 		s.Exec(link.Conn, "SET SESSION autocommit = 0")
 		for range many {
-			grant, err := p.beginOn(link, true, rowlock.Key{Name: "k"})
+			grant, err := p.beginOn(link, rowlock.Key{Name: "k"})
 			if err == nil {
 				dbtest.OK(t, grant.Txn.Commit(0))
 				grant.Ticket.Leave()

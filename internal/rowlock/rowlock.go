@@ -6,16 +6,20 @@
 //
 // The key's row is made first, outside any transaction. Then the caller queues with the
 // other goroutines of its process, so that a thousand of them occupy one connection. A
-// caller that finds the queue empty tries with NOWAIT, if possible in the same round trip
-// as BEGIN; on a connection that stays, the statement for one key is prepared. Otherwise
-// the first caller in the queue waits in the server, which wakes it on release. The server
+// caller that finds the queue empty tries with NOWAIT, on a session: that is not in
+// autocommit, so the lock statement begins the transaction. The transaction's options go in
+// front of it in the same text. Without options the statement for one key is prepared on a
+// session that stays. (Under mysqllock.Wrap the transaction begins by a call of the base driver,
+// and nothing is handed over.) Otherwise the first caller in the queue waits in the server, which wakes it on release. The server
 // limits that wait, so a waiter whose client is gone disappears by itself. If a caller
 // stops waiting, its statement is killed and its transaction rolled back before it gets
 // its error.
 //
-// The lock statement also tells whether the row has a lease. If so, the transaction is
-// rolled back at once, since its lock would keep the lease's holder from renewing. A
-// control connection, whose clock is the server's, then tells whether the lease is live.
+// The lock statement also tells whether the row has a lease. If so, the caller rolls the transaction
+// back at once, since its lock would keep the lease's holder from renewing. It waits for several keys
+// in one statement each, and so holds no row with a lease while it waits for the next. If the caller's
+// host stands still, or is cut off, when the row is granted, the server ends the session after lockTTL
+// of silence. A control connection, whose clock is the server's, then tells whether the lease is live.
 // The caller waits for the end of a live lease without a transaction. It removes an
 // expired lease from the row, which waits for the last COMMIT under it, and tries again.
 //
@@ -31,10 +35,13 @@
 //
 // # Handoff
 //
-// A session goes with its lock to the next caller in the queue of this process, if that wants
-// the same key on a session. One statement commits, and locks the key again for that caller
-// with NOWAIT: a process that waits in the server gets the key at the COMMIT all the same, and
-// the caller then waits behind it. If nothing has run in the transaction since the lock was
+// A session goes with its lock to the next caller in the queue of this process, if both want the
+// same key alone, in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE NOWAIT", commits, and locks
+// the key again for that caller; sessions are not in autocommit, so that needs no START TRANSACTION. A process that
+// waits in the server gets the key at the COMMIT all the same, and the caller then waits behind it. The answer to SELECT 1
+// says that the COMMIT came through, whatever becomes of the lock. Where two statements are two round trips, or
+// quicker than one text ([pool.Conn.Packs]), there is COMMIT alone, and the next caller asks. If nothing has run
+// in the transaction since the lock was
 // granted, there is nothing to commit, and no snapshot: the next caller gets the transaction
 // as it is, after a look at the socket. For other processes that is one long hold, so it is
 // bounded: by [strategy.Config.HandOvers] and [strategy.Config.HandOverTime] since the last COMMIT. COMMITs that
@@ -44,6 +51,14 @@
 //
 // What a statement has left on the session ends with it, so such a session is not handed over;
 // nor is one that holds more than its one key, or must check something before its COMMIT.
+//
+// # The caller's statements beside ours
+//
+// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the lock statement
+// ([Request.Behind]), and the write that ends the unit in front of COMMIT, with the count of its rows between them: one that
+// has changed nothing stops there, since the unit then stays open. So read, decide, write is two round trips, as without
+// the lock, and of a hot row the next caller has the key after two. The answer of the query is read only once that of the lock
+// was. Of an error in front of COMMIT it is not always known whether it is the write's: see [server.Uncounted].
 //
 // # Shared keys
 //
@@ -61,13 +76,13 @@
 // # Slots
 //
 // The slots of a key are rows; a holder locks one of them. At most as many callers of a
-// process as there are slots look for one at the same time. A caller tries the slot that
-// was released last while others hold the rest, else a random slot that no caller of the
-// process has. If that one is locked, a control connection looks for a free slot with SKIP
-// LOCKED. (A search in the holder's own transaction, at REPEATABLE READ, would lock the
-// gap behind each locked row, and no one could make a row there.) If there is none, the
-// caller waits in the server for a random slot, for at most 250 ms, and looks again. A
-// slot with a lease is passed over.
+// process as there are slots look for one at the same time. How they do is
+// [strategy.Attempt.TakeSlot], for leases, too: a caller tries the slot that was released last, or a
+// random one, then one that a control connection has found free with SKIP LOCKED. (A search in
+// the holder's own transaction, at REPEATABLE READ, would lock the gap behind each locked row, and no
+// one could make a row there.) If there is none, the caller waits in the server for a random
+// slot, for at most 250 ms, and looks again. If that slot has a lease, the caller waits for as long
+// for the lease, without a lock on the row.
 //
 // A slot that is released by a goroutine of this process goes to the caller that has
 // looked for the longest time; its wait in the server is stopped for that. So within one
@@ -78,14 +93,14 @@
 // # Galera
 //
 // Two nodes would grant the same row lock: nodes tell each other only of changes, and only
-// at COMMIT. So the lock statement changes the key's row, and makes the other nodes agree
-// to that one change at once (streaming replication, for this statement alone). From then
+// at COMMIT. So a statement in front of the lock statement changes the key's row, and makes the
+// other nodes agree to that one change at once (streaming replication, for this statement alone). From then
 // on the row is locked on all nodes, until the transaction ends or its node is expelled.
 // When the UPDATE returns, all nodes have agreed. If a change of another node came first,
 // perhaps one that has not arrived here yet, the UPDATE fails and the transaction is
 // rolled back. Then the caller tries again.
 //
-// Because the nodes have agreed, what the statement has read of the row was the latest,
+// Because the nodes have agreed, what the lock statement reads of the row is the latest,
 // for example a lease in it. And what the holder before has committed can be read here.
 //
 // Shared locks change nothing, so they are refused. So is every row lock on Group
@@ -127,8 +142,8 @@ const (
 	slack = time.Second
 	// wholeSecond is the shortest wait in a statement of a server that can't end it sooner.
 	wholeSecond = time.Second
-	// slice is the longest wait for one slot.
-	slice = 250 * time.Millisecond
+	// breath is the longest pause before a caller tries again that has met the last COMMIT under a lease.
+	breath = 50 * time.Millisecond
 	// arrival is how long a change of another node usually takes to arrive.
 	arrival = 10 * time.Millisecond
 	// controlWait is how long a request without a wait may wait for a control
@@ -139,7 +154,7 @@ const (
 )
 
 // Grants are the privileges that the driver's account needs.
-const Grants = "SELECT, INSERT, UPDATE on the lock table; CREATE, and on MySQL CREATE ROUTINE and EXECUTE, where lockSchema=auto makes it"
+const Grants = "SELECT, INSERT, UPDATE on the lock table; CREATE where lockSchema=auto makes it"
 
 var terms = strategy.Terms{
 	Strategy: hint.StrategyRow, Grants: Grants, Writes: "nothing can be locked on it",
@@ -147,7 +162,7 @@ var terms = strategy.Terms{
 }
 
 // Traits of row locks, for those who choose among strategies. [Locker.Begin] and
-// [Locker.Join] take them after BEGIN, and [Locker.Raise] comes before COMMIT.
+// [Locker.Join] take them inside, and [Locker.Raise] goes out in front of COMMIT.
 var Traits = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}
 
 // Locker acquires row locks on one server. It is safe for concurrent use.
@@ -159,8 +174,7 @@ type Locker struct {
 	cleanup sync.WaitGroup // kills whose caller did not wait for them
 }
 
-// New returns a Locker on a table that exists. cfg.TTL is also the limit on the idleness of
-// transactions.
+// New returns a Locker on a table that exists.
 func New(cfg strategy.Config) *Locker {
 	l := &Locker{
 		cfg:     cfg,
@@ -177,16 +191,6 @@ func (l *Locker) Close() { l.cleanup.Wait() }
 // Info returns what the server told about itself.
 func (l *Locker) Info() server.Info { return l.cfg.Info }
 
-// IdleLimit is the limit, in seconds, that Begin sets on the idleness of a transaction. It
-// is 0 if the server has no such limit, or if the server's own is shorter.
-func (l *Locker) IdleLimit() int {
-	limit := int(l.cfg.TTL / time.Second)
-	if l.cfg.Info.IdleTransactions == "" || l.cfg.Info.IdleLimit > 0 && l.cfg.Info.IdleLimit <= limit {
-		return 0
-	}
-	return limit
-}
-
 // Key is one of the keys of a request: the name of its row, and whether to lock it shared.
 type Key = queue.Key
 
@@ -197,8 +201,8 @@ type Request struct {
 	Label string        // the name of the keys in errors; "" stands for the names of their rows
 	Wait  time.Duration // 0 fails at once if another caller holds a key
 	Since time.Time     // when the caller began to wait, if it has called before; zero is now
-	// Conn returns the connection. It is called once the caller is in front of the queue.
-	// The caller has the connection's turn, and no transaction is open on it.
+	// Conn returns the session. It is called once the caller is in front of the queue.
+	// The caller has the session's turn, and no transaction is open on it.
 	Conn func(context.Context) (*pool.Conn, error)
 	// Block is called before the caller waits, with the connection that Conn returned, or
 	// TakeOver got. It returns the one to go on with: the same, or another. No transaction is
@@ -207,7 +211,20 @@ type Request struct {
 	// TakeOver is called in place of Conn with the session of the holder before, if that hands
 	// it over. With nil nobody does.
 	TakeOver func(*pool.Conn)
-	Waiting  strategy.Waiting
+	// Behind is a query that may go out with the lock, where it is tried at once; nil for none.
+	Behind  *Behind
+	Waiting strategy.Waiting
+	// Short says which bound keeps Conn from returning a connection now. With nil none does.
+	Short func() error
+}
+
+// Behind is a query of the caller's that may stand behind others in one text. It reads.
+type Behind struct {
+	Query string
+	Args  []driver.NamedValue
+	// Answered is called with its rows, to be read and closed before it returns, or with its error, if it has gone out and
+	// the lock is granted. Else it is still to be sent.
+	Answered func(driver.Rows, error)
 }
 
 // taking marks the statements that take the locks.
@@ -233,14 +250,13 @@ type Begun struct {
 	Handoff *Handoff
 }
 
-// Begin opens a transaction and locks the keys in it. implicit means that the connection
-// is not in autocommit, so that the lock statement itself opens the transaction. After an
-// error nothing is locked and no transaction is open, or the connection is no longer
-// valid. driver.ErrBadConn means that the caller may try another connection.
-func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool, r Request) (_ *Begun, err error) {
+// Begin opens a transaction on a session, and locks the keys in it. After an error nothing is
+// locked and no transaction is open, or the connection is no longer valid. driver.ErrBadConn means
+// that the caller may try another connection.
+func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, r Request) (_ *Begun, err error) {
 	ctx = r.taking(ctx)
 	a := l.attempt(r)
-	a.opts, a.implicit = opts, implicit
+	a.opts = opts
 	var txn *pool.Txn
 	defer a.Finish()
 	defer func() {
@@ -257,9 +273,6 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 	if len(r.Slots) > 0 {
 		a.Ticket.Holds(a.locked.Slot)
 	}
-	if l.cfg.Info.Router && a.id != "" {
-		_ = a.c.SetID(a.id) // the id that was known may be that of another connection
-	}
 	a.Ticket.Granted(&lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
 	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil
 }
@@ -268,22 +281,21 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, implicit bool
 type attempt struct {
 	strategy.Attempt
 	*Locker
-	c        *pool.Conn
-	opts     driver.TxOptions
-	implicit bool
-	late     bool // the transaction may have a snapshot: see settings
-	r        Request
-	names    []string // all rows that it may lock, sorted
-	keys     []Key    // the keys of the next lock statement
-	locked   Locked
-	from     *Handoff // whose session it has; nil for its own
-	id       string   // of the connection on the server, from the last lock statement; "" if that did not tell
-	cleared  int      // how often a lease that was over was taken off a row
+	c       *pool.Conn
+	opts    driver.TxOptions
+	late    bool // the transaction may have a snapshot: see settings
+	over    bool // the transaction of joinSlot is over
+	r       Request
+	names   []string // all rows that it may lock, sorted
+	keys    []Key    // the keys of the next lock statement
+	locked  Locked
+	from    *Handoff // whose session it has; nil for its own
+	cleared int      // how often a lease that was over was taken off a row
 }
 
 func (l *Locker) attempt(r Request) *attempt {
 	a := &attempt{
-		Attempt: strategy.Attempt{Key: r.Label, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
+		Attempt: strategy.Attempt{Key: r.Label, Wait: r.Wait, Waiting: r.Waiting, Short: r.Short, Start: time.Now(), Since: r.Since},
 		Locker:  l, r: r, keys: r.Keys,
 	}
 	for _, key := range r.Keys {
@@ -327,6 +339,9 @@ func (a *attempt) allowed() error {
 	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
+	}
+	if _, err := pool.Options(a.opts); err != nil {
+		return err
 	}
 	var kind string
 	switch {
@@ -377,11 +392,9 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	if a.c, err = a.r.Conn(ctx); err != nil {
 		return nil, err
 	}
+	a.Ticket.Asks()
 	if a.Wait > 0 { // that was a wait for a connection, not for the lock
 		a.Wait += time.Since(asked)
-	}
-	if a.cfg.Info.Router {
-		a.c.Moved()
 	}
 	if len(a.r.Slots) > 0 {
 		return a.beginSlot(ctx)
@@ -391,6 +404,9 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
 	nowait := a.First || !a.Ticket.SeenOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	if !nowait {
+		a.Heard.Store(true)
+	}
 	for {
 		if nowait {
 			txn, err = a.try(ctx)
@@ -432,7 +448,7 @@ func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err erro
 	case a.Wait == 0:
 		return lockerr.ErrLocked
 	}
-	return a.rest(ctx, slice/5)
+	return a.rest(ctx, breath)
 }
 
 // next decides how the request goes on after a lock statement that has failed with err:
@@ -462,121 +478,60 @@ func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	if a.Cleaning(ctx, a.cfg.Rows) {
 		return nil
 	}
-	a.HeldBy = a.askHolder(ctx, waiter)
+	if a.HeldBy == nil {
+		a.HeldBy = a.askHolder(ctx, waiter, "")
+	}
 	return lockerr.ErrLocked
 }
 
-// try begins a transaction and locks with NOWAIT: by a prepared statement, or together with BEGIN,
-// or else in a statement of its own.
-func (a *attempt) try(ctx context.Context) (*pool.Txn, error) {
-	ctx, cancel := context.WithTimeout(ctx, pool.AnswerTime)
+// try begins a transaction and locks with NOWAIT: by a prepared statement, or by a text behind that
+// of the transaction's options.
+func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
+	caller := ctx
+	ctx, cancel := server.Within(ctx, pool.AnswerTime)
 	defer cancel()
-	if text, args, quiet := a.preparedSQL(); text != "" {
-		rows, err := a.c.QueryPrepared(ctx, text, args...)
-		if a.Heard.From(err); err == nil {
-			err = a.granted(rows, quiet)
-		}
-		if !errors.Is(err, pool.ErrUnprepared) {
-			return a.opened(a.c.Begun(ctx), err)
-		}
-	}
-	txn := a.begun(ctx)
-	if text, quiet := a.beginSQL(txn.Limited()); text != "" {
-		err := a.lock(ctx, text, quiet)
-		if !server.Denied(err) && !server.Missing(err) && !errors.Is(err, errForm) || a.cfg.Info.Blocks {
-			return a.opened(txn, err)
-		}
-		a.cfg.Procedures.Set(a.cfg.Table.LockProcedure(), false) // dropped, replaced, or not allowed: go on without it
-		if err := txn.Rollback(background); err != nil {
-			a.c.Taint()
-			return nil, err
-		}
-	}
-	txn, err := a.open(ctx)
+	options, err := pool.Options(a.opts)
 	if err != nil {
 		return nil, err
 	}
-	return a.opened(txn, a.lock(ctx, a.trySQL(), false))
-}
-
-// open begins a transaction, with a limit on its idleness.
-func (a *attempt) open(ctx context.Context) (*pool.Txn, error) {
-	limit := a.IdleLimit()
-	switch {
-	case a.implicit:
-		return a.c.Begun(ctx), nil
-	case a.cfg.Info.Optimists:
-		for _, text := range a.cfg.Info.Pessimistic(limit) {
-			if err := server.Exec(ctx, a.c.Conn, text); err != nil {
-				return nil, err
-			}
-		}
-		return a.c.Begun(ctx), nil
-	case a.limits():
-		txn := a.begun(ctx)
-		err := server.Exec(ctx, a.c.Conn, a.callSQL("NULL", false, "NULL", txn.Limited()))
-		if !server.Denied(err) && !server.Missing(err) {
-			return a.opened(txn, err)
-		}
-		a.cfg.Procedures.Set(a.cfg.Table.LockProcedure(), false)
-		return a.c.Begin(ctx, a.opts)
-	case limit == 0:
-		return a.c.Begin(ctx, a.opts)
-	case a.opts == (driver.TxOptions{}):
-		return a.c.Begun(ctx), server.Exec(ctx, a.c.Conn, "BEGIN NOT ATOMIC "+a.startSQL()+"END")
+	if options != "" && !a.c.ByCalls() {
+		return a.opened(a.c.Begun(ctx), a.lock(ctx, append([]string{options}, a.trySQL()...)...))
 	}
-	if err := server.Exec(ctx, a.c.Conn, a.cfg.Info.SetIdleLimit(limit)); err != nil {
+	if txn, err = a.c.Begin(ctx, a.opts); err != nil {
 		return nil, err
 	}
-	return a.c.Begin(ctx, a.opts)
-}
-
-// limits reports whether MySQL's connection is to have a limit on its silence while the transaction
-// of the attempt is open: not where it has that always, nor where it would cost a statement. A
-// MySQL Router shares no connection that has user variables.
-func (a *attempt) limits() bool {
-	return !a.implicit && !a.cfg.Info.Router && a.calling() && a.cfg.Procedures.Has(a.cfg.Table.CommitIfProcedure())
-}
-
-// calling reports whether the transaction can begin by the procedure. Options that this does not
-// know are left to the base driver.
-func (a *attempt) calling() bool {
-	_, known := schema.Levels[a.opts.Isolation]
-	return known && (!a.implicit || a.opts == (driver.TxOptions{})) && !a.cfg.Info.Blocks && a.cfg.Procedures.Has(a.cfg.Table.LockProcedure())
-}
-
-// begun returns the transaction that the procedure is about to begin. If the connection has a
-// limit of silence then, the end of the transaction takes it off.
-func (a *attempt) begun(ctx context.Context) *pool.Txn {
-	if !a.limits() {
-		return a.c.Begun(ctx)
-	}
-	return a.c.BegunLimited(ctx, a.end)
-}
-
-// end ends a transaction on c, and takes off the limit that c has for it. If only the second
-// fails, it closes c.
-func (l *Locker) end(ctx context.Context, c *pool.Conn, text string) error {
-	mark := ""
-	if text == "COMMIT" {
-		mark = pool.NewMark()
-	}
-	ends := l.cfg.Table.CommitIfProcedure()
-	if l.cfg.Procedures.Has(ends) {
-		err := server.Exec(ctx, c.Conn, fmt.Sprintf("CALL %s(TRUE, %s, NULL, NULL) /* %s */", ends, schema.Name(mark), text))
-		outcome, err := server.OutcomeOf(ctx, c.Conn, mark, err)
-		if outcome != server.NoWay {
-			return err
+	if a.r.Behind != nil && len(a.keys) == 1 && !a.streams && !a.c.ByCalls() && a.c.Packs(2) {
+		if err := a.tryInFront(caller, a.r.Behind); !errors.Is(err, driver.ErrSkip) {
+			return a.opened(txn, err)
 		}
-		l.cfg.Procedures.Set(ends, false)
 	}
-	if err := server.Exec(ctx, c.Conn, text); err != nil {
-		return err
+	if text, args := a.preparedSQL(); text != "" {
+		rows, err := a.c.QueryPrepared(ctx, text, args...)
+		if a.Heard.From(err); err == nil {
+			err = a.granted(rows)
+		}
+		if !errors.Is(err, pool.ErrUnprepared) {
+			return a.opened(txn, err)
+		}
 	}
-	if server.Exec(ctx, c.Conn, "SET "+schema.Unlimited) != nil {
-		_ = c.Close()
+	return a.opened(txn, a.lock(ctx, a.trySQL()...))
+}
+
+// tryInFront locks with a query of the caller's behind it.
+func (a *attempt) tryInFront(ctx context.Context, b *Behind) error {
+	heard := false
+	err := server.SendInFront(ctx, a.c.Conn, pool.AnswerTime, a.trySQL()[0], b.Query, b.Args, func(answer [][]string) error {
+		heard = true
+		a.Heard.From(nil)
+		return a.granted(answer)
+	}, b.Answered)
+	if !heard && !errors.Is(err, driver.ErrSkip) {
+		a.Heard.From(err)
+		if server.Number(err) != 0 {
+			a.c.Touch()
+		}
 	}
-	return nil
+	return err
 }
 
 // opened rolls the transaction back if its lock was not granted: a failed lock statement
@@ -591,7 +546,7 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 	return nil, err
 }
 
-// look returns a live lease on one of names, or nil. It removes expired leases from their
+// look returns a live lease on one of names, or nil; ErrNoRow if one of their rows is missing. It removes expired leases from their
 // rows: a holder may not know yet that its lease has expired, and its last transaction need
 // not hold a lock that blocks ours. If a holder is just committing, the error is
 // errLeaving.
@@ -612,6 +567,9 @@ func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Lea
 			}
 		}
 		lease = nil
+		if err == nil && len(rows) < len(names) {
+			err = keyrow.ErrNoRow
+		}
 		return err
 	})
 	if ctx.Err() != nil {
@@ -644,7 +602,7 @@ func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
 		return err
 	}
 	defer c.Release()
-	return server.HideBadConn(because(ctx, f(c))) // it is not the caller's connection
+	return server.OfControl(because(ctx, f(c)))
 }
 
 // because returns why ctx has ended, in place of the failure of a statement that ended with
@@ -658,22 +616,15 @@ func because(ctx context.Context, err error) error {
 
 // control returns a control connection. It waits for one at most for atMost.
 func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn, error) {
-	timed, cancel := context.WithTimeout(ctx, atMost)
+	timed, cancel := server.Within(ctx, atMost)
 	defer cancel()
-	c, err := a.cfg.Control.Acquire(timed)
-	switch {
-	case err == nil || ctx.Err() != nil || timed.Err() == nil:
-		return c, err
-	case a.Wait == 0:
-		return nil, lockerr.With(lockerr.ErrLocked, fmt.Errorf("no control connection was available for %v", atMost))
-	}
-	return nil, strategy.ErrWaitOver
+	return a.cfg.Control.Acquire(timed)
 }
 
-// lock runs a lock statement, and checks that every key's row exists and has no lease. With
-// quiet, no answer says so, too.
-func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
-	rows, err := server.Query(ctx, a.c.Conn, text)
+// lock runs the statements of a lock, the last of which answers, and checks that every key's row
+// exists and has no lease.
+func (a *attempt) lock(ctx context.Context, texts ...string) error {
+	answers, err := a.c.Send(ctx, texts...)
 	a.Heard.From(err)
 	if server.Number(err) != 0 {
 		a.c.Touch() // it has waited, and the transaction may go on
@@ -681,26 +632,22 @@ func (a *attempt) lock(ctx context.Context, text string, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	return a.granted(rows, quiet)
+	return a.granted(answers[len(answers)-1])
 }
 
 // granted reads the answer of a lock statement.
-func (a *attempt) granted(rows [][]string, quiet bool) error {
+func (a *attempt) granted(rows [][]string) error {
 	a.c.Touch()
-	a.locked.Versioned, a.id = nil, ""
-	if quiet && rows == nil {
-		return nil
-	}
+	a.locked.Versioned = nil
 	if len(rows) < len(a.keys) {
 		return keyrow.ErrNoRow
 	}
-	if len(rows[0]) != 6 { // for example by the procedure of an older version
+	if len(rows[0]) != 6 {
 		return errForm
 	}
 	if !server.TakesWrites(rows[0][4:]) {
 		return lockerr.With(lockerr.ErrUnsafe, server.ErrReadOnly)
 	}
-	a.id = rows[0][0]
 	if a.c.KnownID() == 0 { // while the statement waits, queueUp may be reading it
 		if err := a.c.SetID(rows[0][0]); err != nil {
 			return err
@@ -742,7 +689,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // the driver closes a connection whose context ends
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	if !a.late && server.Idle(err) && ctx.Err() == nil { // we did not get to run for longer than limitIdleness allows
+	if !a.late && server.Idle(err) && ctx.Err() == nil { // we did not get to run for longer than the session may be silent
 		if a.c != nil { // else it was one for locks, before there was a connection for the transaction
 			_ = a.c.Close()
 		}

@@ -2,10 +2,12 @@ package rowlock_test
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -65,7 +67,7 @@ func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowloc
 		r.Waiting = free
 	}
 	for tries := 1; ; tries++ {
-		grant, err := p.Begin(ctx, opts, false, r)
+		grant, err := p.Begin(ctx, opts, r)
 		if err != nil && c != nil {
 			if c.Clean() { // else it was cut off in the middle of a statement
 				p.wantNoTransaction(c.Conn)
@@ -138,6 +140,109 @@ func wantHolder(t *testing.T, err error, program string) {
 	if !errors.As(err, &e) || e.Holder == nil || e.Holder.Program != program {
 		t.Errorf("the holder is not %s: %v", program, err)
 	}
+}
+
+// TestHolderOfMovedLock: a neighbour's inserts move the locks of a row, and MySQL tells its thread of
+// them. The holder is named all the same, to a caller that does not wait and to an observer, and the
+// waiter is not.
+func TestHolderOfMovedLock(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
+			t.Skip("it tells the transaction")
+		}
+		for _, shared := range []bool{false, true} {
+			key := fmt.Sprintf("s:500, shared: %v", shared)
+			p := s.process(nil)
+			c, grant := p.granted(rowlock.Request{Keys: []rowlock.Key{{Name: key, Shared: shared}}})
+			waiter, look := s.Connect(), s.Connect()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := dbtest.Go(func() error {
+				return server.Exec(ctx, waiter, "UPDATE "+s.table.String()+" SET token = token WHERE namespace = 'app' AND name = '"+key+"'")
+			})
+			dbtest.Soon(t, "one waits", func() bool {
+				return s.One(look, "SELECT COUNT(*) FROM performance_schema.data_locks WHERE LOCK_STATUS = 'WAITING' AND OBJECT_SCHEMA = '"+s.Name+"'") == "1"
+			})
+			s.SplitPages(s.table.String(), "app", key)
+			want, err := strconv.ParseUint(s.One(c.Conn, "SELECT CONNECTION_ID()"), 10, 64)
+			dbtest.OK(t, err)
+			if h := p.Holder(dbtest.Limited(t), []string{key}); h == nil || h.ConnectionID != want {
+				t.Errorf("%s is held by %d, and an observer is told %v", key, want, h)
+			}
+			var e *lockerr.Error
+			err = s.process(nil).refused(rowlock.Request{Keys: exclusive(key)}, lockerr.ErrLocked)
+			if !errors.As(err, &e) || e.Holder == nil || e.Holder.ConnectionID != want {
+				t.Errorf("%s is held by %d, and the caller is told %v", key, want, err)
+			}
+			cancel()
+			<-ended
+			p.end(c, grant.Txn, grant.Ticket)
+		}
+	})
+}
+
+// TestHolderBesideGapLocks: who has locked the gap in front of a row, for example by asking for a row that
+// is not there, does not hold the row.
+func TestHolderBesideGapLocks(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(nil)
+		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
+		gap := func() {
+			c := s.Connect()
+			s.Exec(c, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+			s.Exec(c, "BEGIN")
+			s.Exec(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = 'j' FOR UPDATE")
+		}
+		gap()
+		c, grant := p.granted(rowlock.Request{Keys: exclusive("k")})
+		gap()
+		want := s.One(c.Conn, "SELECT CONNECTION_ID()")
+		var e *lockerr.Error
+		err := s.process(nil).refused(rowlock.Request{Keys: exclusive("k")}, lockerr.ErrLocked)
+		if !errors.As(err, &e) || e.Holder != nil && strconv.FormatUint(e.Holder.ConnectionID, 10) != want || e.Holder == nil && !s.MariaDB() {
+			t.Errorf("k is held by connection %s, and the caller is told %v", want, err)
+		}
+		p.end(c, grant.Txn, grant.Ticket)
+	})
+}
+
+// TestHolderOfEarlierWait: MariaDB shows an old copy of its transactions while a program reads them all
+// the time. Whoever kept the connection waiting then is not said to keep it waiting now.
+func TestHolderOfEarlierWait(t *testing.T) {
+	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, look := s.process(nil), s.Connect()
+		reading, stop := context.WithCancel(t.Context())
+		var readers sync.WaitGroup
+		defer func() { stop(); readers.Wait() }()
+		for n, key := range []string{"first", "second"} {
+			holder := s.Connect()
+			dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{key}))
+			s.Exec(holder, "BEGIN")
+			s.Exec(holder, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
+			ended := dbtest.Go(func() error {
+				return p.refused(rowlock.Request{Keys: exclusive(key), Wait: 4 * time.Second}, lockerr.ErrTimeout)
+			})
+			if n == 0 {
+				dbtest.Soon(t, "one waits", func() bool {
+					time.Sleep(110 * time.Millisecond)
+					return s.One(look, "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'") == "1"
+				})
+				for range 3 {
+					c := s.Connect()
+					readers.Go(func() {
+						for ; reading.Err() == nil; time.Sleep(5 * time.Millisecond) {
+							s.Exec(c, "DO (SELECT COUNT(*) FROM information_schema.INNODB_TRX)")
+						}
+					})
+				}
+			}
+			err := <-ended
+			var e *lockerr.Error
+			if id := s.One(holder, "SELECT CONNECTION_ID()"); errors.As(err, &e) && e.Holder != nil && strconv.FormatUint(e.Holder.ConnectionID, 10) != id {
+				t.Errorf("%s is held by connection %s, and the caller is told %v", key, id, err)
+			}
+			s.Exec(holder, "ROLLBACK")
+		}
+	})
 }
 
 func TestLeaseExcludesRowLock(t *testing.T) {
@@ -224,7 +329,7 @@ func TestWokenForNothing(t *testing.T) {
 		attempts := func(p *process) int32 {
 			before := p.wakeUps.calls.Load()
 			_, _, _, err := p.begin(dbtest.Limited(t), 1100*time.Millisecond, "k")
-			if !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrExhausted) { // a busy server has not answered in time
+			if !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrNoAnswer) { // a busy server has not answered in time
 				t.Error(err)
 			}
 			return p.wakeUps.calls.Load() - before
@@ -334,7 +439,7 @@ func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) 
 		c, txn, ticket, err = p.begin(ctx, time.Minute, "mine")
 		dbtest.OK(p.T, err)
 		_, alive, err = p.Join(ctx, c, rowlock.Request{Keys: exclusive(keys...), Wait: wait, Waiting: free})
-		if !errors.Is(err, lockerr.ErrExhausted) || time.Since(began) > dbtest.Patience {
+		if !errors.Is(err, lockerr.ErrNoAnswer) || time.Since(began) > dbtest.Patience {
 			break
 		}
 		_ = txn.Rollback(0) // a busy server has not answered within a short wait
@@ -470,45 +575,137 @@ func TestUnsafeTopology(t *testing.T) {
 	})
 }
 
-// TestForeignProcedure: one that answers in another form is not used again, nor
-// is one that takes other arguments.
-func TestForeignProcedure(t *testing.T) {
-	for _, parameters := range []string{"(a VARBINARY(255), b VARBINARY(255), c BOOL, d BIGINT UNSIGNED)", "(a VARBINARY(255), b VARBINARY(255), c BOOL)"} {
-		t.Run(parameters, func(t *testing.T) { testForeignProcedure(t, parameters) })
-	}
+// TestOptions: the transaction with the lock has the options, however it came to have the lock, and
+// the session's next transaction has none of them.
+func TestOptions(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p, other := s.process(nil), s.process(nil)
+		s.Exec(s.Connect(), "CREATE TABLE "+s.Name+".t (v INT)")
+		key := func(opts driver.TxOptions) []rowlock.Key { return []rowlock.Key{{Name: "k", Shared: opts.ReadOnly}} }
+		begin := func(opts driver.TxOptions, wait time.Duration) {
+			t.Helper()
+			c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: key(opts), Wait: wait})
+			dbtest.OK(t, err)
+			defer p.end(c, grant.Txn, grant.Ticket)
+			count := func() string { return s.Query(c.Conn, "SELECT COUNT(*) FROM "+s.Name+".t")[0][0] }
+			before := count()
+			s.Exec(s.Connect(), "INSERT INTO "+s.Name+".t VALUES (1)")
+			if sees, want := count() != before, opts.Isolation == driver.IsolationLevel(sql.LevelReadCommitted); sees != want {
+				t.Errorf("%+v: it sees what others commit: %v", opts, sees)
+			}
+			err = server.Exec(dbtest.Limited(t), c.Conn, "INSERT INTO "+s.Name+".t VALUES (2)")
+			if server.ReadOnlyTransactions(err) != opts.ReadOnly || err != nil && !opts.ReadOnly {
+				t.Errorf("%+v: a write: %v", opts, err)
+			}
+		}
+		for _, opts := range []driver.TxOptions{
+			{Isolation: driver.IsolationLevel(sql.LevelReadCommitted)},
+			{ReadOnly: true},
+			{Isolation: driver.IsolationLevel(sql.LevelReadCommitted), ReadOnly: true},
+		} {
+			for range many {
+				begin(opts, 0)
+				begin(driver.TxOptions{}, 0)
+			}
+			release := other.hold(rowlock.Request{Keys: exclusive("k")})
+			_, _, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: key(opts)})
+			dbtest.Is(t, "refused", err, lockerr.ErrLocked)
+			released := after(t, 50*time.Millisecond, release)
+			begin(opts, time.Minute)
+			released()
+			begin(driver.TxOptions{}, 0)
+		}
+		none := driver.TxOptions{Isolation: driver.IsolationLevel(sql.LevelSnapshot)}
+		_, _, err := p.requestAs(dbtest.Limited(t), none, rowlock.Request{Keys: exclusive("k")})
+		if err == nil || !strings.Contains(err.Error(), "isolation level") {
+			t.Errorf("a level that there is not: %v", err)
+		}
+		s.wantFree("k")
+	})
 }
 
-func testForeignProcedure(t *testing.T, parameters string) {
+// called counts the transactions that the base driver has begun, and ended.
+type called struct {
+	plainConn
+	begun, ended *atomic.Int32
+}
+
+func (c called) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	c.begun.Add(1)
+	tx, err := c.plainConn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	return calledTx{tx, c}, err
+}
+
+type calledTx struct {
+	driver.Tx
+	c called
+}
+
+func (tx calledTx) Commit() error   { tx.c.ended.Add(1); return tx.Tx.Commit() }
+func (tx calledTx) Rollback() error { tx.c.ended.Add(1); return tx.Tx.Rollback() }
+
+// TestByCalls: under a connector of the application's each transaction begins and ends by a call, also
+// where the lock is refused, or has to be waited for, and none is handed over.
+func TestByCalls(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		if !p.procedures.Has(s.table.LockProcedure()) {
-			t.Skip("there is none on MariaDB")
-		}
-		c := s.Connect()
-		s.Exec(c, "DROP PROCEDURE "+s.table.LockProcedure().String())
-		s.Exec(c, "CREATE PROCEDURE "+s.table.LockProcedure().String()+parameters+" BEGIN START TRANSACTION; SELECT 1; END")
-		conn, txn, ticket, err := p.begin(dbtest.Limited(t), 0, "k")
+		p, other := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute }), s.process(nil)
+		var begun, ended atomic.Int32
+		var err error
+		p.conns, err = pool.New(pool.Config{
+			Connect: func(ctx context.Context) (driver.Conn, error) {
+				c, err := s.Connector().Connect(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return called{c.(plainConn), &begun, &ended}, nil
+			},
+			Max: 2, Idle: time.Minute, Setup: "SET SESSION autocommit = 0", ByCalls: true,
+		})
 		dbtest.OK(t, err)
-		p.end(conn, txn, ticket)
-		if p.procedures.Has(s.table.LockProcedure()) {
-			t.Error("it would be used again")
+		t.Cleanup(p.conns.Close)
+		n := int32(0)
+		want := func(more int32) {
+			t.Helper()
+			if n += more; begun.Load() != n || ended.Load() != n {
+				t.Errorf("%d were begun and %d ended of %d", begun.Load(), ended.Load(), n)
+			}
+		}
+		for _, opts := range []driver.TxOptions{{}, {Isolation: driver.IsolationLevel(sql.LevelReadCommitted)}} {
+			for range many {
+				c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k"), TakeOver: func(*pool.Conn) {}})
+				dbtest.OK(t, err)
+				if grant.Handoff != nil {
+					t.Error("it would be handed over")
+				}
+				p.end(c, grant.Txn, grant.Ticket)
+			}
+			want(many)
+			release := other.hold(rowlock.Request{Keys: exclusive("k")})
+			_, _, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k")})
+			dbtest.Is(t, "refused", err, lockerr.ErrLocked)
+			want(1)
+			released := after(t, 50*time.Millisecond, release)
+			c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})
+			dbtest.OK(t, err)
+			p.end(c, grant.Txn, grant.Ticket)
+			released()
+			want(2)
 		}
 	})
 }
 
-// TestQuiet: what a lock statement that may say nothing has to say, on a connection
-// whose id is known: as text, and prepared.
-func TestQuiet(t *testing.T) {
+// TestLockTells what a row says besides that it is locked: as text, and prepared.
+func TestLockTells(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, before := range []int{1, many} {
-			s.testQuiet(t, before)
+			s.testLockTells(t, before)
 			s.Exec(s.Connect(), "DELETE FROM "+s.table.String()+" WHERE name = 'k'")
 		}
 	})
 }
 
-// testQuiet has the key locked so often before.
-func (s *scratch) testQuiet(t *testing.T, before int) {
+// testLockTells has the key locked so often before.
+func (s *scratch) testLockTells(t *testing.T, before int) {
 	p, c := s.process(nil), s.Connect()
 	locked := func(key string) []string {
 		t.Helper()
@@ -636,7 +833,7 @@ func TestLateKill(t *testing.T) {
 			}
 			// One that comes before the wait is over is that of the round before.
 			// And a busy server may not have answered within the wait.
-			if after := time.Duration(released.Load()); after < 900*time.Millisecond || errors.Is(err, lockerr.ErrExhausted) {
+			if after := time.Duration(released.Load()); after < 900*time.Millisecond || errors.Is(err, lockerr.ErrNoAnswer) {
 				release()
 				continue
 			}

@@ -46,7 +46,7 @@ func (p *process) hold(r rowlock.Request) (end func()) {
 func (p *process) refused(r rowlock.Request, want error) error {
 	p.T.Helper()
 	c, grant, err := p.request(dbtest.Limited(p.T), r)
-	for began := time.Now(); errors.Is(err, lockerr.ErrExhausted) && time.Since(began) < dbtest.Patience; {
+	for began := time.Now(); errors.Is(err, lockerr.ErrNoAnswer) && time.Since(began) < dbtest.Patience; {
 		c, grant, err = p.request(dbtest.Limited(p.T), r)
 	}
 	if err == nil {

@@ -1,9 +1,7 @@
 package rowlock_test
 
 import (
-	"context"
 	"database/sql/driver"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -140,7 +138,7 @@ func TestRaise(t *testing.T) {
 					for _, key := range keys {
 						s.Query(c, "SELECT 1 FROM "+s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"' FOR UPDATE")
 					}
-					if err := p.Raise(t.Context(), c, keys); err != nil {
+					if err := server.Exec(t.Context(), c, p.Raise(keys)); err != nil {
 						t.Errorf("%s, %q: %v", session, keys, err)
 					}
 					present := all
@@ -169,55 +167,6 @@ func TestRaise(t *testing.T) {
 	})
 }
 
-// TestRaiseFails where not all rows are there.
-func TestRaiseFails(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		s.versioned(p, []string{"a"}, []string{"a"})
-		for _, keys := range [][]string{{"gone"}, {"a", "gone"}, {"gone", "gone too"}} {
-			c := s.Connect()
-			s.Exec(c, "BEGIN")
-			if err := p.Raise(t.Context(), c, keys); err == nil {
-				t.Errorf("%q: no error", keys)
-			}
-			s.Exec(c, "ROLLBACK")
-		}
-		c := s.Connect()
-		s.Exec(c, "BEGIN")
-		s.Exec(c, "DROP TABLE "+s.table.String())
-		if err := p.Raise(t.Context(), c, []string{"a"}); !server.Missing(err) {
-			t.Error(err)
-		}
-	})
-}
-
-// TestRaiseIsOneStatement, also on a driver that runs no text without preparing it.
-func TestRaiseIsOneStatement(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		p := s.process(nil)
-		s.versioned(p, []string{"a", "b"}, []string{"a", "b"})
-		c := &counting{Conn: s.Connect()}
-		for i, keys := range [][]string{{"a"}, {"a", "b"}} {
-			dbtest.OK(t, p.Raise(context.Background(), c, keys))
-			dbtest.Equal(t, "%d statements", c.statements, i+1)
-		}
-		if got := fmt.Sprint(s.Query(c.Conn, "SELECT token FROM "+s.table.String()+" WHERE namespace = 'app' ORDER BY name")); got != "[[12] [11]]" {
-			t.Error(got)
-		}
-	})
-}
-
-// counting only prepares statements, and counts them.
-type counting struct {
-	driver.Conn
-	statements int
-}
-
-func (c *counting) Prepare(text string) (driver.Stmt, error) {
-	c.statements++
-	return c.Conn.Prepare(text)
-}
-
 // TestRaiseDoesNotDisturb what the caller's own statements have left.
 func TestRaiseDoesNotDisturb(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
@@ -228,7 +177,7 @@ func TestRaiseDoesNotDisturb(t *testing.T) {
 		s.Exec(c.Conn, "INSERT INTO "+s.Name+".n VALUES (41), (NULL)")
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 			s.Exec(c.Conn, "BEGIN")
-			dbtest.OK(t, p.Raise(t.Context(), c.Conn, keys))
+			s.Exec(c.Conn, p.Raise(keys))
 			s.Exec(c.Conn, "COMMIT")
 			dbtest.Equal(t, "LAST_INSERT_ID() is %s", s.Query(c.Conn, "SELECT LAST_INSERT_ID()")[0][0], "42")
 		}

@@ -16,10 +16,6 @@ var (
 	// has run out, and leaves the lease on it.
 	KeepLapsed atomic.Bool
 
-	// SlowFence sends the check and COMMIT one after the other, and has the check wait
-	// for as long as it takes and go by the time at which it began.
-	SlowFence atomic.Bool
-
 	// FreeAny has what frees a grant that may have been made free later ones as well.
 	FreeAny atomic.Bool
 )

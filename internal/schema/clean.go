@@ -209,7 +209,7 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 	if removed == 0 {
 		end = "ROLLBACK"
 	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanBound)
+	own, cancel := server.Within(context.WithoutCancel(ctx), cleanBound)
 	defer cancel()
 	endErr := server.Exec(own, conn, end)
 	if endErr != nil && !server.Deadlock(endErr) { // of a cluster, which has rolled back

@@ -27,7 +27,8 @@ func newScratch(d *dbtest.Database) *scratch {
 	d.T.Helper()
 	table, err := schema.Parse(d.Name + ".locks")
 	dbtest.OK(d.T, err)
-	return &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB(), Flavour: server.Flavour{Procedures: !d.MariaDB(), Blocks: d.MariaDB(), Settings: d.MariaDB(), Share: " LOCK IN SHARE MODE", SkipLocked: true}}, table: table}
+	flavour := server.Flavour{Settings: d.MariaDB(), Share: " LOCK IN SHARE MODE", SkipLocked: true}
+	return &scratch{Database: d, info: server.Info{MariaDB: d.MariaDB(), Flavour: flavour}, table: table}
 }
 
 // open opens a connection in no database.

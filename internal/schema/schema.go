@@ -1,12 +1,8 @@
-// Package schema knows the lock table and its procedures: their names, their definitions,
-// and how they are made. It also has what the texts of several strategies are made of.
+// Package schema knows the lock table: its definition, how it is made and cleaned up, and the procedures of earlier
+// versions beside it. It also has what the texts of several strategies are made of.
 //
 // A text is beside the code that gives it values and reads its answer. No two strategies send the same
-// one, so a package of all texts would only part them from that. MySQL's procedure and MariaDB's block
-// have one body here where they do the same, and two where the servers want it: an UPDATE that waits
-// for nothing is one statement on MariaDB only (versions, the release of a lease); a list is JSON_TABLE,
-// which MariaDB 10.5 does not have (the check of leases); and a wait is found by KILL, or bounded, in
-// other ways (row locks).
+// one, so a package of all texts would only part them from that.
 package schema
 
 import (
@@ -36,7 +32,7 @@ type Table struct {
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_$-]{1,64}$`)
 
 // Parse reads "table" or "schema.table". A name has 1 to 64 characters: letters, digits, _
-// $ and -. The table's name has at most 58, so that the names of its procedures fit.
+// $ and -. The table's name has at most 58: earlier versions add the ends of their procedures' names to it.
 func Parse(s string) (Table, error) {
 	schema, name, ok := strings.Cut(s, ".")
 	if !ok {
@@ -122,13 +118,6 @@ const Unhex = "UNHEX(CONVERT(? USING ascii))"
 // Hex writes bytes for Unhex.
 func Hex(bytes string) string { return hex.EncodeToString([]byte(bytes)) }
 
-// Quiet is the condition that a row has nothing to tell to the transaction that has locked
-// it: it has no lease, it is not versioned, its token is at most most, and the server
-// takes writes.
-func Quiet(most string) string {
-	return "owner IS NULL AND versioned = 0 AND token <= " + most + " AND " + server.Writable
-}
-
 // Live is the condition that a row has a live lease, by the session's clock at the start of
 // the statement. The application may have set the clock of its own sessions. qualifier
 // precedes each column: "" or, for example, "t.".
@@ -203,20 +192,8 @@ func List(lines [][]string, columns ...string) string {
 // that has its values so is one round trip, whatever the DSN says.
 func Literal(b string) string { return "x'" + hex.EncodeToString([]byte(b)) + "'" }
 
-// Name returns a name that the driver has made up, which needs no escaping, in quotes; NULL
-// for "".
-func Name(name string) string {
-	if name == "" {
-		return "NULL"
-	}
-	return "'" + name + "'"
-}
-
-// Ensure checks that the table exists and has its current form, and reports whether the
-// procedures exist that begin and end transactions: [Table.LockProcedure] and
-// [Table.CommitIfProcedure]. With auto it makes what is missing, and brings an older table up to
-// date. Without auto that is an error with the statements to run; but not if only a procedure is
-// missing, since there is another way for what it does. conn must have no open transaction, since
+// Ensure checks that the table exists and has its current form. With auto it makes what is missing, and brings an older
+// table up to date. Without auto that is an error with the statements to run. conn must have no open transaction, since
 // DDL would commit it.
 //
 // In a Group Replication group with several primaries, Ensure runs only DDL that may run
@@ -226,19 +203,19 @@ func Name(name string) string {
 // If another node of a cluster runs the same DDL at this moment, the server refuses the
 // statements until that DDL has arrived here. Ensure then tries again, as it does while
 // another process makes the table, for a few seconds.
-func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedures bool, err error) {
+func (t Table) Ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) error {
 	const maxTries = 100
 	start := time.Now()
 	for tries := 1; ; tries++ {
-		procedures, err = t.ensure(ctx, conn, info, auto)
+		err := t.ensure(ctx, conn, info, auto)
 		again := server.Deadlock(err) && tries < maxTries || errors.Is(err, errBeingMade) && time.Since(start) < maxMaking
 		if !again {
-			return procedures, err
+			return err
 		}
 		select {
 		case <-time.After(time.Duration(min(tries, 10)) * 10 * time.Millisecond):
 		case <-ctx.Done():
-			return false, err
+			return err
 		}
 	}
 }
@@ -248,17 +225,17 @@ const maxMaking = 10 * time.Second
 
 var errBeingMade = errors.New("the lock table is being made by somebody else, who takes long")
 
-func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (procedures bool, err error) {
+func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, auto bool) error {
 	if t.schema == "" {
-		return false, fmt.Errorf("no database is selected: name one in the DSN, or set lockTable to schema.table")
+		return fmt.Errorf("no database is selected: name one in the DSN, or set lockTable to schema.table")
 	}
-	s, err := t.state(ctx, conn, info)
+	s, err := t.state(ctx, conn)
 	lack := t.lack(s)
 	repeatable := s.engine == "" || info.Topology != server.MultiPrimary
 	if err == nil && auto && lack != "" && repeatable {
 		err = server.Exec(ctx, conn, lack)
 		if err == nil || server.Number(err) == duplicateColumn {
-			if s, err = t.state(ctx, conn, info); err == nil {
+			if s, err = t.state(ctx, conn); err == nil {
 				lack = t.lack(s)
 			}
 		}
@@ -272,75 +249,60 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	}
 	switch {
 	case server.Denied(err):
-		return false, fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and CREATE if it is missing; or run with another account:\n%s", err, run)
+		return fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and CREATE if it is missing; or run with another account:\n%s", err, run)
+	case server.ReadOnlyTransactions(err):
+		return server.RefusedReadOnly(err)
 	case server.Refused(err):
-		return false, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so no lock on it excludes other programs; connect to the server that takes writes, where this may have to be run:\n%s", err, run))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so no lock on it excludes other programs; connect to the server that takes writes, where this may have to be run:\n%s", err, run))
 	case server.Missing(err):
-		return false, fmt.Errorf("making the lock table: %w; run with an account that may:\n%s", err, run)
+		return fmt.Errorf("making the lock table: %w; run with an account that may:\n%s", err, run)
 	case server.Locked(err) && s.engine == "":
-		return false, fmt.Errorf("%w: %w", errBeingMade, err)
+		return fmt.Errorf("%w: %w", errBeingMade, err)
 	case server.Locked(err) && lack != "":
-		return false, fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed now: %w; the next use tries again, or run while it is not in use:\n%s", err, run)
+		return fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed now: %w; the next use tries again, or run while it is not in use:\n%s", err, run)
 	case err != nil:
-		return false, err
+		return err
 	case s.engine == "":
-		return false, fmt.Errorf("the lock table %s does not exist, or the account lacks privileges on it (SELECT, INSERT, UPDATE); make it with:\n%s", t, run)
+		return fmt.Errorf("the lock table %s does not exist, or the account lacks privileges on it (SELECT, INSERT, UPDATE); make it with:\n%s", t, run)
+	case s.engine == view:
+		return lockerr.With(lockerr.ErrUnsafe,
+			fmt.Errorf("the lock table %s is a view, which has no rows of its own to lock; name a table in lockTable, or a name that nothing has yet", t))
 	case !s.innoDB():
-		return false, lockerr.With(lockerr.ErrUnsafe,
+		return lockerr.With(lockerr.ErrUnsafe,
 			fmt.Errorf("the lock table %s uses the storage engine %s, which has no row locks; run ALTER TABLE %s ENGINE=InnoDB", t, s.engine, t))
 	case lack != "":
-		return false, fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, run)
-	case !info.Procedures:
-		return false, nil
+		return fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, run)
 	}
-	for i, p := range t.transacts() {
-		there := s.procedures[i] == "1"
-		if s.procedures[i] == "" {
-			there, err = p.make(ctx, conn, auto && info.Topology != server.MultiPrimary)
-		}
-		if !there {
-			return false, err
-		}
-	}
-	return true, nil
+	return nil
 }
 
-// transacts returns the procedures that begin and end transactions.
-func (t Table) transacts() []Procedure {
-	return []Procedure{t.LockProcedure(), t.CommitIfProcedure()}
-}
+// view stands for the engine of a view, which has none.
+const view = "VIEW"
 
-// state is the state of the table and of the procedures of transacts.
+// state is the state of the table.
 type state struct {
-	engine     string   // "" if the account sees no such table
-	columns    []string // in lower case
-	procedures []string // of each whether it is ours, "1" or "0"; "" if there is none
+	engine  string   // "" if the account sees no such table
+	columns []string // in lower case
 }
 
 func (s state) innoDB() bool { return strings.EqualFold(s.engine, "InnoDB") }
 
-func (t Table) state(ctx context.Context, conn driver.Conn, info server.Info) (state, error) {
-	procedures := ""
-	if info.Procedures {
-		for _, p := range t.transacts() {
-			procedures += ", (" + p.find() + ")"
-		}
-	}
+func (t Table) state(ctx context.Context, conn driver.Conn) (state, error) {
 	rows, err := server.Query(ctx, conn, "SELECT ENGINE,"+
 		" (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME")+")"+
-		procedures+" FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
+		" FROM information_schema.TABLES WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME"))
 	if err != nil || len(rows) == 0 {
 		return state{}, err
 	}
-	if len(rows[0]) < 2 || info.Procedures && len(rows[0]) < 2+len(t.transacts()) {
+	if len(rows[0]) < 2 {
 		return state{}, fmt.Errorf("unexpected result when reading the definition of the lock table %s", t)
 	}
-	s := state{rows[0][0], strings.Split(rows[0][1], ","), rows[0][2:]}
+	s := state{rows[0][0], strings.Split(rows[0][1], ",")}
 	switch {
 	case s.engine == "" && rows[0][1] == "": // MariaDB
 		return state{}, errBeingMade
 	case s.engine == "":
-		s.engine = "none (a view)"
+		s.engine = view
 	}
 	return s, nil
 }
@@ -374,7 +336,7 @@ func (s state) adding(columns []string) string {
 // table lacks any; else "". With auto it runs that statement, which waits for at most a
 // second for those who use the table, and why is what the server has refused.
 func (t Table) Complete(ctx context.Context, conn driver.Conn, info server.Info, auto bool) (lack string, why, err error) {
-	s, err := t.state(ctx, conn, info)
+	s, err := t.state(ctx, conn)
 	if err != nil {
 		return "", nil, err
 	}

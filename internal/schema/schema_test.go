@@ -48,16 +48,11 @@ func TestEnsure(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		for range 2 {
-			procedure, err := s.table.Ensure(t.Context(), c, s.info, true)
-			dbtest.OK(t, err)
-			if procedure == s.info.MariaDB {
-				t.Errorf("procedure %v", procedure)
-			}
+			dbtest.OK(t, s.table.Ensure(t.Context(), c, s.info, true))
 			s.wantForm(highWaterRow)
 		}
 		s.Exec(c, "DELETE FROM "+s.table.String())
-		_, err := s.table.Ensure(t.Context(), c, s.info, false)
-		dbtest.OK(t, err)
+		dbtest.OK(t, s.table.Ensure(t.Context(), c, s.info, false))
 		s.wantForm(highWaterRow)
 	})
 }
@@ -67,14 +62,12 @@ func TestUpgrade(t *testing.T) {
 		s.firstForm()
 		c := s.open()
 		for range 2 {
-			_, err := s.table.Ensure(t.Context(), c, s.info, true)
-			dbtest.OK(t, err)
+			dbtest.OK(t, s.table.Ensure(t.Context(), c, s.info, true))
 			s.wantForm(upgradedRows)
 		}
 		// What is there already is left alone.
 		s.Exec(c, "ALTER TABLE "+s.table.String()+" DROP COLUMN owner")
-		_, err := s.table.Ensure(t.Context(), c, s.info, true)
-		dbtest.OK(t, err)
+		dbtest.OK(t, s.table.Ensure(t.Context(), c, s.info, true))
 	})
 }
 
@@ -93,7 +86,7 @@ func TestUpgradeTogether(t *testing.T) {
 					c := s.open()
 					all.Go(func() {
 						<-start
-						if _, err := s.table.Ensure(dbtest.Limited(t), c, s.info, true); err != nil {
+						if err := s.table.Ensure(dbtest.Limited(t), c, s.info, true); err != nil {
 							t.Error(err)
 						}
 					})
@@ -123,7 +116,7 @@ func TestByHand(t *testing.T) {
 				c := s.Connect(dbtest.NoDatabase, dbtest.As(user))
 				var advice []string
 				for _, auto := range []bool{false, true} {
-					_, err := s.table.Ensure(t.Context(), c, s.info, auto)
+					err := s.table.Ensure(t.Context(), c, s.info, auto)
 					if err == nil || server.Denied(err) != auto {
 						t.Fatalf("auto %v: %v", auto, err)
 					}
@@ -136,8 +129,7 @@ func TestByHand(t *testing.T) {
 				for text := range strings.SplitSeq(advice[0], ";\n") {
 					s.Exec(root, text)
 				}
-				_, err := s.table.Ensure(t.Context(), c, s.info, false)
-				dbtest.OK(t, err)
+				dbtest.OK(t, s.table.Ensure(t.Context(), c, s.info, false))
 				s.wantForm(want)
 			})
 		})
@@ -148,94 +140,15 @@ func TestNoInnoDB(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.Exec(c, strings.ReplaceAll(s.table.DDL(), "InnoDB", "MyISAM"))
-		_, err := s.table.Ensure(t.Context(), c, s.info, true)
+		err := s.table.Ensure(t.Context(), c, s.info, true)
 		if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "MyISAM") {
 			t.Error(err)
 		}
 		s.Exec(c, "DROP TABLE "+s.table.String())
 		s.Exec(c, "CREATE VIEW "+s.table.String()+" AS SELECT 1 AS name")
-		_, err = s.table.Ensure(t.Context(), c, s.info, true)
+		err = s.table.Ensure(t.Context(), c, s.info, true)
 		if !errors.Is(err, lockerr.ErrUnsafe) || !strings.Contains(err.Error(), "view") {
 			t.Error(err)
-		}
-	})
-}
-
-// TestProcedure: it tells of a lease, live or not, and leaves no transaction open then. What
-// is quiet it answers without a result set.
-func TestProcedure(t *testing.T) {
-	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
-		if s.info.MariaDB {
-			t.Skip("there the same is an anonymous block")
-		}
-		c, other := s.open(), s.open()
-		procedure, err := s.table.Ensure(t.Context(), c, s.info, true)
-		dbtest.OK(t, err)
-		if !procedure {
-			t.Fatal("the procedure was not made")
-		}
-		const anyToken = "18446744073709551615"
-		call := "CALL " + s.table.LockProcedure().String() + "('app', 'k', FALSE, NULL, 0, 0, FALSE)"
-		quiet := func(most string) string { return strings.Replace(call, "NULL", most, 1) }
-		lock := "SELECT 1 FROM " + s.table.String() + " WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT"
-		locked := func() {
-			t.Helper()
-			if err := server.Exec(t.Context(), other, lock); !server.Locked(err) {
-				t.Errorf("the row is not locked: %v", err)
-			}
-			s.Exec(c, "ROLLBACK")
-		}
-		for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
-			if rows := s.Query(c, text); rows == nil || len(rows) != 0 {
-				t.Errorf("%s without a row: %q", text, rows)
-			}
-			s.Exec(c, "ROLLBACK")
-		}
-		s.Exec(c, "INSERT INTO "+s.table.String()+" (namespace, name, owner, token, expires) VALUES"+
-			" ('app', 'k', 'x#00000000', 18446744073709551615, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)")
-
-		for _, end := range []string{"expires", "UTC_TIMESTAMP(6)"} {
-			s.Exec(other, "UPDATE "+s.table.String()+" SET expires = "+end+" WHERE name = 'k'")
-			for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
-				row := s.Query(c, text)[0]
-				if row[0] != s.One(c, "SELECT CONNECTION_ID()") || row[1] != anyToken || row[2] != "x#00000000" || row[4] != "0" || row[5] != "0" {
-					t.Errorf("%s of a lease: %q", text, row)
-				}
-				s.Exec(other, lock) // nobody has it
-			}
-		}
-		s.Exec(other, "UPDATE "+s.table.String()+" SET versioned = 1, owner = NULL")
-		for _, text := range []string{call, quiet("0"), quiet(anyToken)} {
-			if row := s.Query(c, text)[0]; row[1] != anyToken || row[2] != "" || row[3] != "1" {
-				t.Errorf("%s of a lease that was given back: %q", text, row)
-			}
-			locked()
-		}
-
-		// What there is to tell, and how many tokens the caller knows.
-		for _, test := range []struct {
-			is, most string
-			quiet    bool
-		}{
-			{"owner = NULL, versioned = 0, token = 0", "0", true},
-			{"token = 7", "0", false},
-			{"token = 7", "7", true},
-			{"token = 7", anyToken, true},
-			{"token = 7", "NULL", false},
-			{"versioned = 1", anyToken, false},
-		} {
-			s.Exec(other, "UPDATE "+s.table.String()+" SET "+test.is+" WHERE name = 'k'")
-			if rows := s.Query(c, quiet(test.most)); (rows == nil) != test.quiet || len(rows) == 1 == test.quiet {
-				t.Errorf("%s, with %s known: %q", test.is, test.most, rows)
-			}
-			locked()
-		}
-
-		shared := strings.Replace(call, "FALSE", "TRUE", 1)
-		s.Query(c, shared)
-		s.Exec(other, strings.Replace(lock, "UPDATE", "SHARE", 1))
-		if err := server.Exec(t.Context(), other, lock); !server.Locked(err) {
-			t.Errorf("the row is not locked for others' writes: %v", err)
 		}
 	})
 }
@@ -273,7 +186,7 @@ func TestEnsureWhileTheNameIsTaken(t *testing.T) {
 		dbtest.Soon(t, "somebody makes it", func() bool {
 			return len(made) > 0 || len(s.Query(c, "SELECT 1 FROM information_schema.PROCESSLIST WHERE INFO LIKE 'CREATE TABLE %"+s.Name+"%SLEEP%'")) > 0
 		})
-		_, err := s.table.Ensure(t.Context(), c, s.info, true)
+		err := s.table.Ensure(t.Context(), c, s.info, true)
 		if err := <-made; err == nil {
 			t.Error("somebody else has made it")
 		}

@@ -137,6 +137,16 @@ func Undecided(err error) bool {
 	return n == 3100 || n == 1180 && !Deadlock(err)
 }
 
+// ReadOnlyTransactions reports that the server does not write in a READ ONLY transaction (1792).
+func ReadOnlyTransactions(err error) bool { return Number(err) == 1792 }
+
+// RefusedReadOnly is the error of a statement for locks that the server refuses with err, since all
+// transactions of the connection are READ ONLY.
+func RefusedReadOnly(err error) error {
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		"transactions are READ ONLY on this connection, so nothing can be locked; leave transaction_read_only (tx_read_only) out of the DSN, or set it to 0 where the server's default or its init_connect has it: %w", err))
+}
+
 // Denied reports a missing privilege: for a database, a table, a column, a
 // routine, or a global one.
 func Denied(err error) bool {
@@ -163,9 +173,23 @@ func lacks(err error) bool {
 	return slices.Contains([]uint16{1064, 1193, 1054, 1305, 1146, 1109, 1049, 1235, 1105}, Number(err))
 }
 
+// Unsupported reports that a connection was refused because of what it asked for: 1043, 1105, 1235, 1251.
+func Unsupported(err error) bool {
+	return slices.Contains([]uint16{1043, 1105, 1235, 1251}, Number(err))
+}
+
+// Unpreparable reports that the server cannot prepare a statement (1295), which it could run as text.
+func Unpreparable(err error) bool { return Number(err) == 1295 }
+
 // Full reports that the server takes no more connections, at all (1040) or of the
 // account (1203, 1226).
 func Full(err error) bool { return slices.Contains([]uint16{1040, 1203, 1226}, Number(err)) }
+
+// TooManyPrepared reports that the server has as many prepared statements as it may have.
+func TooManyPrepared(err error) bool {
+	const maxPreparedStmtCount = 1461
+	return Number(err) == maxPreparedStmtCount
+}
 
 // Missing reports that a table (1146), a routine (1305) or a database (1049)
 // does not exist, that a routine takes other arguments (1318), or that its
@@ -192,6 +216,15 @@ func Broken(err error) bool {
 func HideBadConn(err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return errors.New(err.Error())
+	}
+	return err
+}
+
+// OfControl is err of a connection of the driver's own beside the caller's. It never matches
+// driver.ErrBadConn, which is about the caller's; a lost connection is lockerr.ErrNoAnswer.
+func OfControl(err error) error {
+	if Gone(err, nil) {
+		return lockerr.With(lockerr.ErrNoAnswer, errors.New(err.Error()))
 	}
 	return err
 }

@@ -21,8 +21,6 @@ type Flavour struct {
 	Share      string // the clause of a read that keeps out those who want the row for themselves; "" if there is none
 	NamedLocks bool   // a named lock of GET_LOCK is its holder's until that gives it back, or its session ends
 	UnionLocks bool   // a UNION of locking reads locks what each of them reads, and reads it no older than that
-	Procedures bool   // there are procedures, in MySQL's language
-	Blocks     bool   // a block of statements, as of a procedure, runs as one statement without a procedure
 	Settings   bool   // SET STATEMENT … FOR has settings for one statement, fractions of a second too; else a hint ends a SELECT
 	Attributes bool   // an account with rights reads what the clients of other connections have said of themselves
 	Kills      bool   // KILL QUERY ends a statement that waits, and nothing else, and KILL CONNECTION no more than a connection
@@ -40,9 +38,8 @@ type Flavour struct {
 	// Optimists is that there are optimistic transactions, whose locks exclude nobody before COMMIT: those
 	// of a session that says so, and every statement outside of a transaction.
 	Optimists bool
-	// IdleTransactions is the variable of a session that limits, in seconds, for how long its
-	// transaction may be idle; "" without one.
-	IdleTransactions string
+	// EagerSubqueries is that IF evaluates a subquery which it does not return.
+	EagerSubqueries bool
 
 	why   string // why RowLocks is false: what follows the name of the engine in an error
 	lacks string // what follows it where the engine lacks something
@@ -53,11 +50,11 @@ type Flavour struct {
 var (
 	asMySQL = Flavour{
 		SkipLocked: true, Share: " FOR SHARE", NamedLocks: true, UnionLocks: true,
-		Procedures: true, Attributes: true, Kills: true, Hints: true, Holders: true, AllHolders: true,
+		Attributes: true, Kills: true, Hints: true, Holders: true, AllHolders: true,
 	}
 	asMariaDB = Flavour{
 		SkipLocked: true, Share: " LOCK IN SHARE MODE", NamedLocks: true, UnionLocks: true,
-		Blocks: true, Settings: true, Kills: true, Holders: true, IdleTransactions: "idle_transaction_timeout",
+		Settings: true, Kills: true, Holders: true,
 	}
 )
 
@@ -107,7 +104,7 @@ func untested(name string, words ...string) engine {
 // engines are recognised by what they call themselves. One that is not here is recognised by
 // what it lacks: see [Probe].
 var engines = []engine{
-	{"TiDB", []string{"tidb"}, Flavour{RowLocks: true, UsedTables: true, EarlySnapshot: true, Optimists: true, IdleTransactions: "tidb_idle_transaction_timeout"}, (*Info).askTiDB},
+	{"TiDB", []string{"tidb"}, Flavour{RowLocks: true, UsedTables: true, EarlySnapshot: true, Optimists: true, EagerSubqueries: true}, (*Info).askTiDB},
 	{"Vitess", []string{"vitess", "planetscale", "(git revision"}, Flavour{
 		RowLocks: true, SkipLocked: true, Share: " FOR SHARE", UnionLocks: true, Hints: true, Tablets: true,
 	}, (*Info).askVitess},
@@ -196,43 +193,30 @@ func (f Flavour) Shows() error {
 // Why says in a sentence why locks on the server are not reliable.
 func (f Flavour) Why() string { return "the server is " + f.Engine + ", " + f.why }
 
-// Skips returns an error if SKIP LOCKED does not work, with lockUnsafe=allow or not. what needs
-// it ("leases"), and instead is what the caller can do.
-func (f Flavour) Skips(what, instead string) error {
-	return f.has(f.SkipLocked, what, "SKIP LOCKED", f.lacks+"; "+instead)
-}
-
-// Slots is Skips for slots. Where no wait can be stopped, callers try one slot after the other.
+// Slots returns an error if slots do not work, with lockUnsafe=allow or not: they need SKIP LOCKED.
+// Where no wait can be stopped, callers try one slot after the other.
 func (f Flavour) Slots() error {
 	return f.has(f.SkipLocked || !f.Kills, "slots", "SKIP LOCKED", f.lacks+"; use a key of its own for each slot")
 }
 
-// Leases is Skips for leases. Those without named locks are taken in transactions, which skip nothing.
+// Leases is Slots for leases. Those without named locks are taken in transactions, which skip nothing.
 func (f Flavour) Leases() error {
 	return f.has(f.SkipLocked || !f.NamedLocks, "leases", "SKIP LOCKED", f.lacks+"; use a row lock")
 }
 
-// AdvisoryLocks is Skips for advisory locks.
+// AdvisoryLocks is Slots for advisory locks.
 func (f Flavour) AdvisoryLocks() error {
 	return f.has(f.NamedLocks, "advisory locks", "GET_LOCK", "; use a row lock")
 }
 
-// CleansUp is Skips for clean-ups of the lock table.
+// CleansUp is Slots for clean-ups of the lock table.
 func (f Flavour) CleansUp() error {
 	return f.has((f.SkipLocked || f.Optimists) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session", f.lacks+"; leave the rows, which do no harm")
 }
 
-// Shares is Skips for FOR SHARE.
+// Shares is Slots for FOR SHARE. what needs it, and instead is what the caller can do.
 func (f Flavour) Shares(what, instead string) error {
 	return f.has(f.Share != "", what, "FOR SHARE", "; "+instead)
-}
-
-// Claims returns an error if what follows a claim can commit without it.
-func (f Flavour) Claims() error {
-	if !f.Tablets {
-		return nil
-	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("on %s a transaction can end by itself, and what follows a claim in it commits without the claim; take a key, with lockctx.With", f.Engine))
 }
 
 // Within has a locking read wait for a row for at most d: hint goes behind SELECT, and tail behind

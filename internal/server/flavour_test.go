@@ -52,7 +52,7 @@ func TestOtherEnginesAreRecognised(t *testing.T) {
 func TestTiDBIsRecognised(t *testing.T) {
 	for name, e := range engines.TiDB {
 		info, sent, err := probeAs(t, e)
-		if err != nil || info.Engine != name || info.Reliable() != nil || !info.EarlySnapshot || info.SkipLocked || info.Share != "" || info.NamedLocks || info.Procedures || info.Kills {
+		if err != nil || info.Engine != name || info.Reliable() != nil || !info.EarlySnapshot || info.SkipLocked || info.Share != "" || info.NamedLocks || info.Kills {
 			t.Errorf("%+v is taken for %+v, %v", e, info, err)
 		}
 		if len(sent) != 3 || info.Database != "shop" || info.Isolation != "REPEATABLE-READ" || info.Silence != 8*time.Hour {
@@ -65,7 +65,7 @@ func TestTiDBIsRecognised(t *testing.T) {
 func TestVitessWithOneShardIsRecognised(t *testing.T) {
 	for name, e := range engines.Vitess {
 		info, _, err := probeAs(t, e)
-		if err != nil || info.Engine != name || info.Reliable() != nil || !info.Tablets || info.NamedLocks || info.Procedures || info.Kills || info.Database != "shop" || info.Isolation != "REPEATABLE-READ" {
+		if err != nil || info.Engine != name || info.Reliable() != nil || !info.Tablets || info.NamedLocks || info.Kills || info.Database != "shop" || info.Isolation != "REPEATABLE-READ" {
 			t.Errorf("%+v is taken for %+v, %v", e, info, err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestErrorsAfterWhichVitessHasNoTransaction(t *testing.T) {
 func TestBuildsOfMySQLAndMariaDBAreNotRefused(t *testing.T) {
 	for _, e := range engines.Builds {
 		info, sent, err := probeAs(t, e)
-		if err != nil || info.Reliable() != nil || info.Skips("leases", "") != nil || info.MariaDB != strings.Contains(e.Version, "MariaDB") {
+		if err != nil || info.Reliable() != nil || !info.SkipLocked || info.MariaDB != strings.Contains(e.Version, "MariaDB") {
 			t.Errorf("%+v is taken for %+v, %v", e, info, err)
 		}
 		if len(sent) != 1 {
@@ -152,7 +152,7 @@ func TestSkipLockedIsInMariaDBFrom10_6(t *testing.T) {
 		if info.SkipLocked != want {
 			t.Errorf("%s: SKIP LOCKED is %v", version, info.SkipLocked)
 		}
-		refused := info.Skips("leases", "use a row lock")
+		refused := info.Leases()
 		if (refused == nil) != want || !want && (!errors.Is(refused, lockerr.ErrUnsafe) || !strings.Contains(refused.Error(), "leases need SKIP LOCKED") || !strings.Contains(refused.Error(), version)) {
 			t.Errorf("%s: leases are refused with %v", version, refused)
 		}
@@ -181,7 +181,7 @@ func TestServersAreWhatTheyAre(t *testing.T) {
 			info, err := server.Probe(t.Context(), c)
 			dbtest.OK(t, err)
 			want := map[bool]string{true: "MariaDB ", false: "MySQL "}[s.MariaDB()] + info.Version
-			if info.Engine != want || info.Reliable() != nil || info.Skips("leases", "") != nil || info.Isolation == "" || info.Node == "" {
+			if info.Engine != want || info.Reliable() != nil || !info.SkipLocked || info.Isolation == "" {
 				t.Errorf("with %q it is %+v", setting, info)
 			}
 		}

@@ -30,13 +30,12 @@ type Info struct {
 	Isolation         string        // of new connections, for example "REPEATABLE-READ"
 	RollbackOnTimeout bool          // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
 	ReadOnly          bool          // read_only or innodb_read_only
-	IdleLimit         int           // IdleTransactions of new connections, in seconds; 0 is none
+	IdleLimit         int           // on the idleness of transactions of new connections, in seconds; 0 is none
 	Silence           time.Duration // after which the server ends a connection, in a transaction or not, on which nobody has set a limit; 0 is unknown
 	SnapshotIsolation bool          // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
 	SinglePrimary     bool          // of a Group Replication group: what is not replicated is lost in a failover
 	Server            string        // which server, or cluster of servers with the same data, this is; "" where it does not say
 	Router            bool          // a MySQL Router is in between: a client's connection may be several to the server, one after the other
-	Node              string        // which server this is, also of a cluster; "" where it does not say
 	StatementLog      bool          // of new connections: replicas run statements again, and may decide otherwise
 	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
 	Optimistic        bool          // transactions of new connections are optimistic, where there are Optimists
@@ -61,7 +60,7 @@ const (
 )
 
 // Node is an SQL expression that differs between any two servers, also between copies of
-// one server and between nodes of a cluster.
+// one server and between nodes of a cluster, but for the servers of TiDB.
 const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */)"
 
 // Up is the condition that the server has been up for longer than age, so that it is never true on
@@ -105,7 +104,7 @@ const probe = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@rea
 	" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID')," +
 	" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0," +
 	" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
-	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + Node + ", " + StatementLog +
+	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + StatementLog +
 	", @@version, @@version_comment LIMIT 1" // which overrides sql_select_limit
 
 // Probe asks the server on conn what it is, by one statement that needs no privilege, and by
@@ -115,15 +114,17 @@ const probe = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@rea
 func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	rows, err := Query(ctx, conn, probe)
 	switch {
+	case wide(rows, err):
+		return Info{}, errWide
 	case err != nil && !lacks(err):
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	case err != nil:
 		return recognise(ctx, conn, err)
-	case len(rows) != 1 || len(rows[0]) != 15:
+	case len(rows) != 1 || len(rows[0]) != 14:
 		return recognise(ctx, conn, errors.New("it answers in another form"))
 	}
 	r := rows[0]
-	s := self{version: r[0], variable: r[13], comment: r[14]}
+	s := self{version: r[0], variable: r[12], comment: r[13]}
 	e := s.engine()
 	if e.ask != nil {
 		return recognise(ctx, conn, nil)
@@ -133,10 +134,22 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	return info, info.tooOld()
 }
 
+// wide reports whether the answer has come in a character set of two or four bytes for each letter,
+// of which the base driver cannot read numbers.
+func wide(rows [][]string, err error) bool {
+	return errors.As(err, new(*strconv.NumError)) || len(rows) > 0 && len(rows[0]) > 0 && strings.Contains(rows[0][0], "\x00")
+}
+
+var errWide = lockerr.With(lockerr.ErrUnsafe, errors.New(
+	"the server answers in a character set that numbers cannot be read from; leave character_set_results (utf16, utf32 or ucs2) out of the DSN, or set it to utf8mb4"))
+
 // recognise asks the server what it is, in words that every engine knows, after it has not
 // answered like MySQL and MariaDB.
 func recognise(ctx context.Context, conn driver.Conn, because error) (Info, error) {
 	rows, err := Query(ctx, conn, "SELECT @@version, @@version_comment, VERSION(), DATABASE() LIMIT 1")
+	if wide(rows, err) {
+		return Info{}, errWide
+	}
 	if err != nil || len(rows) != 1 || len(rows[0]) != 4 {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", errors.Join(because, err))
 	}
@@ -157,10 +170,9 @@ func recognise(ctx context.Context, conn driver.Conn, because error) (Info, erro
 	return info, nil
 }
 
-// askTiDB asks what a TiDB has variables for. [Node] is the same text for all of its servers, so
-// they have none.
+// askTiDB asks what a TiDB has variables for.
 func (i *Info) askTiDB(ctx context.Context, conn driver.Conn) error {
-	rows, err := Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@tidb_txn_mode = 'optimistic', @@tidb_idle_transaction_timeout, @@read_only OR @@innodb_read_only, @@global.wait_timeout LIMIT 1")
+	rows, err := Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@tidb_txn_mode <> 'pessimistic', @@tidb_idle_transaction_timeout, @@read_only OR @@innodb_read_only, @@global.wait_timeout LIMIT 1")
 	if err != nil || len(rows) != 1 || len(rows[0]) != 5 {
 		return fmt.Errorf("reading the server's settings: %w", errors.Join(errors.New("TiDB answers in another form; it takes 7.6 or later"), err))
 	}
@@ -231,38 +243,13 @@ func InSession(seconds int) string {
 	return fmt.Sprintf(" /*T! , transaction_isolation = 'READ-COMMITTED', tidb_txn_mode = 'pessimistic', tidb_idle_transaction_timeout = %d */", seconds)
 }
 
-// SetIdleLimit sets the session's limit on the idleness of transactions, in seconds.
-func (i Info) SetIdleLimit(seconds int) string {
-	return fmt.Sprintf("SET SESSION %s = %d", i.IdleTransactions, seconds)
-}
-
-// Pessimistic begins a transaction where snapshots are early, with that limit if it is not 0: the
-// first statement is for the next one, whatever that is.
-func (i Info) Pessimistic(limit int) (texts []string) {
-	set := "SET tx_isolation_one_shot = 'READ-COMMITTED'"
-	if limit > 0 {
-		set = i.SetIdleLimit(limit) + ", tx_isolation_one_shot = 'READ-COMMITTED'"
-	}
-	return []string{set, "BEGIN PESSIMISTIC"}
-}
-
 // Pessimists returns an error if FOR UPDATE excludes nobody in the transactions of new
 // connections.
 func (i Info) Pessimists(what string) error {
 	if !i.Optimistic {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("tidb_txn_mode is optimistic, so that %s exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN", what))
-}
-
-// Pessimist returns an error if the transaction on conn was begun as one in which FOR UPDATE
-// excludes nobody, as far as the session's variable says.
-func Pessimist(ctx context.Context, conn driver.Conn) error {
-	rows, err := Query(ctx, conn, "SELECT @@tidb_txn_mode = 'optimistic'")
-	if err != nil {
-		return err
-	}
-	return Info{Optimistic: rows[0][0] == "1"}.Pessimists("row locks")
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("tidb_txn_mode is not pessimistic, so that %s exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN", what))
 }
 
 // told reads the answer to probe.
@@ -282,14 +269,13 @@ func (i *Info) told(r []string) {
 	i.SnapshotIsolation, i.Server, i.Router = r[7] == "1", cmp.Or(name, r[8]), r[9] != "0"
 	seconds, _ := strconv.Atoi(r[10])
 	i.Silence = time.Duration(seconds) * time.Second
-	i.Node, i.StatementLog = r[11], r[12] == "1"
+	i.StatementLog = r[11] == "1"
 }
 
 // Alike reports whether locks work on another server, or on the same one at another time,
 // as on this one.
 func (i Info) Alike(other Info) bool {
 	i.Server, other.Server = "", ""
-	i.Node, other.Node = "", ""
 	return i == other
 }
 
@@ -389,6 +375,7 @@ func Exec(ctx context.Context, conn driver.Conn, text string) error {
 
 // Change is Exec for a statement whose result matters.
 func Change(ctx context.Context, conn driver.Conn, text string) (result driver.Result, err error) {
+	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
 	ctx = purpose.Ours(ctx)
 	result, err = basedriver.Exec(ctx, conn, text, nil)
@@ -406,6 +393,7 @@ func Change(ctx context.Context, conn driver.Conn, text string) (result driver.R
 
 // ChangePrepared is Change for a statement that is prepared on conn.
 func ChangePrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, args ...driver.Value) (result driver.Result, err error) {
+	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
 	result, err = basedriver.StmtExec(purpose.Ours(ctx), stmt, basedriver.Named(args))
 	return counts{result, conn}, err
@@ -441,6 +429,7 @@ func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error)
 // report a failed lock after the first rows. NULL reads as "". out is nil only if there was
 // no result set, not even an empty one.
 func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, err error) {
+	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
 	ctx = purpose.Ours(ctx)
 	rows, err := basedriver.Query(ctx, conn, text, nil)
@@ -457,6 +446,7 @@ func Query(ctx context.Context, conn driver.Conn, text string) (out [][]string, 
 
 // QueryPrepared is Query for a statement that is prepared on conn.
 func QueryPrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, args ...driver.Value) (out [][]string, err error) {
+	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
 	return read(basedriver.StmtQuery(purpose.Ours(ctx), stmt, basedriver.Named(args)))
 }
@@ -527,23 +517,4 @@ func text1(v driver.Value) string {
 	default:
 		return fmt.Sprint(v)
 	}
-}
-
-// LimitSilence has the server end the application's connection when nothing has been
-// heard of it for so many seconds, until UnlimitSilence restores what was set before, from
-// a variable of the session. Tablets have no such limit.
-func (i Info) LimitSilence(ctx context.Context, conn driver.Conn, seconds int) error {
-	if i.Tablets {
-		return nil
-	}
-	return Exec(ctx, conn, fmt.Sprintf("SET @mysqllock_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d", seconds))
-}
-
-// UnlimitSilence takes back what LimitSilence has set. If it fails, the connection must be
-// closed: it is not to go back with the limit.
-func (i Info) UnlimitSilence(ctx context.Context, conn driver.Conn) error {
-	if i.Tablets {
-		return nil
-	}
-	return Exec(ctx, conn, "SET SESSION wait_timeout = @mysqllock_wait")
 }

@@ -1,63 +1,105 @@
 package sqltext
 
+import (
+	"iter"
+	"strings"
+	"unicode/utf8"
+)
+
 // analyzer works out what the statements of a text do. next notes what matters in any
-// statement; what follows from the verb is in verbs.go.
+// statement; what follows from its form is in forms.go.
 type analyzer struct {
-	scanner
+	lexer
 	statement
 	sum Info // of the statements before
 	any bool // there were some
 
-	left  *Left // is told what the statements leave, unless it is nil
-	adds  bool  // they take nothing back for sure: the text has failed, or what follows may be a body
-	query bool  // the first statement alone has run
+	left  Left
+	notes bool // left is told what the statements leave
+	adds  bool // they take nothing back for sure: the text has failed, or what follows may be a body
+	query bool // only the first statement has run for sure
 
 	asked  func(schema, table string) bool // is asked for the tables that the statements write, unless it is nil
 	target string                          // the first one to which it said yes
 }
 
+// eachWay reads the text in each way in which a server may run it. If nothing can be said of
+// the text, the last analyzer is hopeless.
+func (a analyzer) eachWay(text string) iter.Seq[analyzer] {
+	return func(yield func(analyzer) bool) {
+		quotings := [...]reading{
+			{},
+			{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
+			{plainDouble: true, plainSingle: true}, // NO_BACKSLASH_ESCAPES
+		}
+		var conditions [3]string
+		known := 0
+		for n := range 2 * len(quotings) {
+			r := quotings[n%len(quotings)]
+			if r.wide = n >= len(quotings); r.wide && utf8.ValidString(text) {
+				return
+			}
+			for ; r.holds < 1<<known; r.holds++ {
+				one := a
+				one.lexer = lexer{text: text, reading: r, conditions: conditions, tok: other}
+				if one.asked != nil && strings.IndexByte(text, ';') < 0 {
+					one.any = one.begin() // this is enough
+				} else {
+					one.scan()
+				}
+				first := r == reading{}
+				if first && (one.doubt || one.notes) { // a Left takes conditions in strings for doubt, too
+					conditions, known = conditionsIn(text)
+					one.hopeless = one.hopeless || known > len(conditions) // too many to try
+				}
+				rejected := one.broken && !one.any && !one.hopeless // it does nothing
+				if !rejected && !yield(one) || one.hopeless || first && !one.doubt {
+					return
+				}
+			}
+		}
+	}
+}
+
 // statement is what is known of the statement that is being read.
 type statement struct {
 	info   Info
-	rule   rule
+	form   *form
 	leaves leaves
-	verbs  int    // how many verbs have been looked at, inner ones too
-	name   string // the one that decided
+	name   string // the verb that decided
 
-	savepoint string // that it sets, or goes back to
+	schema, object  string // that it names, where its form has one
+	dotted          bool   // it has a dot
+	taken, released int    // locks of GET_LOCK
 
-	depth, deepest int
-	after          keyword // what the token before the current one has begun
-	values         bool    // has a VALUES
-	sequence       bool    // draws from a sequence
-	system         bool    // names a schema with tables that DML reads without locks
-	variables      bool    // names a variable
-	recalls        bool    // names a variable that earlier statements set
-	functions      bool    // may call a stored function
-	rows           bool    // has a query block with tables
-	plan           bool    // answers with a plan
-	explains       bool    // with EXPLAIN, not with MariaDB's ANALYZE
-	qualified      bool    // the current name has a qualifier in front of it
-	alias          bool    // the current name is one that the statement gives
-
-	// Query blocks, the parts from SELECT or TABLE to the end of the block: at
-	// most one is open at each depth of parentheses, bit d stands for depth d.
-	open     uint64
-	tables   uint64 // it has tables
-	calls    uint64 // it has parentheses: a function or a subquery
-	locks    uint64 // it has a locking clause, for all its tables
-	unlocked bool   // a block that may read without locks has ended
+	depth     int
+	calls     bool   // has a parenthesis: of a function, a subquery
+	functions bool   // may call a stored function, or draws from a sequence
+	recalling bool   // the parenthesis before is that of LAST_INSERT_ID or the like
+	system    bool   // names a schema with tables that DML reads without locks
+	variables bool   // names a variable
+	recalls   bool   // names a variable that earlier statements set
+	plan      bool   // answers with a plan
+	qualified bool   // the current name has a qualifier in front of it
+	alias     bool   // the current name is one that the statement gives
+	open      uint64 // bit d: a query block, from SELECT or TABLE on, is open at depth d
+	unlocked  uint64 // bit d: it has tables, and no locking clause yet
+	blocks    int    // how many there are
+	afterFrom bool   // the token before the current one is the FROM of one
+	reads     bool   // one has tables
+	rows      bool   // one has tables of the application's
+	locked    int    // how many have a locking clause
+	some      bool   // one for some of its tables
+	lockIn    bool   // the last IN was that of LOCK IN
 }
 
-// rule says how Snapshot follows from the statement as a whole.
+// rule says how Snapshot follows from the statement as a whole, unless its form has it.
 type rule uint8
 
 const (
-	asIs     rule = iota // info.Snapshot is right already
-	always               // it takes a snapshot
-	ifBlocks             // if it has a query block that reads without locks
-	ifCalls              // if it has any parentheses: a function, a subquery
-	ifSystem             // if it names a schema of system tables
+	ifCalls  rule = iota // if it has any parentheses
+	ifReads              // unless it plainly reads nothing, or with locks
+	ifSystem             // if it names a schema of system tables, or may call a stored function
 )
 
 // leaves says what a statement leaves on the connection, or takes away there: a set.
@@ -73,10 +115,13 @@ const (
 // runs.
 func (a *analyzer) scan() {
 	for a.read() && !a.broken {
-		if a.left != nil {
+		if a.notes {
 			a.leave()
 		}
-		a.add()
+		if a.any {
+			a.info = a.sum.then(a.info)
+		}
+		a.sum, a.any = a.info, true
 	}
 }
 
@@ -122,64 +167,66 @@ func (a *analyzer) finish() {
 	i.Taints = i.Taints || a.leaves != 0
 	i.Anywhere = i.Anywhere || a.leaves&leavesVariables != 0
 	switch {
-	case a.functions || a.sequence || i.Kind == Commits || a.plan && !query:
+	case a.functions || i.Kind == Commits || a.plan && !query:
 		i.Changes = MayChange
 	case query:
 		i.Changes = ChangesNothing
 	}
-	switch a.rule {
-	case always:
-		i.Snapshot = true
-	case ifBlocks:
-		for d := 0; a.open != 0 && d < 64; d++ {
-			a.endBlock(1 << d)
-		}
-		// VALUES ROW(1) reads nothing, ROW(f(1)) may.
-		i.Snapshot = a.unlocked || a.functions || a.values && a.deepest > 1
-	case ifCalls:
-		i.Snapshot = a.deepest > 0
-	case ifSystem:
-		i.Snapshot = a.system || a.functions
-	}
-	i.Snapshot = i.Snapshot || a.explains && query
-	if query && (a.functions || a.sequence) {
+	i.Snapshot = i.Snapshot || a.snapshot()
+	if query && a.functions {
 		i.Kind = Write
 	}
 }
 
+func (a *analyzer) snapshot() bool {
+	switch a.form.rule {
+	case ifReads:
+		locks := a.reads && a.locked == a.blocks && !a.some // calls are taken for COUNT and the like
+		return a.functions || (a.reads || a.calls) && !locks
+	case ifSystem:
+		return a.system || a.functions
+	case ifCalls:
+		return a.calls && a.form.Kind != Commits
+	}
+	return false
+}
+
 // next goes on to the next token and takes note of what matters in any statement.
 func (a *analyzer) next() {
-	if !a.scanner.next() {
+	if a.atEnd() {
 		return
 	}
-	before := a.after
-	a.after = 0
-	if before == keyFrom {
+	a.advance()
+	if a.afterFrom {
+		a.afterFrom = false
 		a.rows = a.rows || a.showsRows()
 	}
 	switch a.tok {
 	case word:
-		a.place(before)
+		a.place()
 		if k := keywordOf(a.current()); k != 0 {
-			a.after = a.keyword(k, before)
+			a.keyword(k)
 		}
 	case name:
-		a.place(before)
-		if k := keywordOf(a.text[a.from+1 : a.pos-1]); k >= keySystem {
-			a.after = a.keyword(k, before)
+		a.place()
+		if k := keywordOf(a.value()); k >= keySystem {
+			a.keyword(k)
 		}
 	case '(':
-		a.openParenthesis(before)
+		a.openParenthesis()
 	case ')':
-		a.info.Recalls = a.info.Recalls || before == keyRecallingCall // with an argument it is set
-		a.endBlock(a.bit())
+		if a.recalling && a.prior.tok == '(' { // with an argument it is set
+			a.info.Recalls = true
+		}
+		a.open &^= a.bit()
+		a.unlocked &^= a.bit()
 		a.depth = max(a.depth-1, 0)
 	case assign:
 		a.leaves |= leavesVariables
 	case variable:
 		a.variables = true
 		a.info.Recalls = a.info.Recalls || a.current() != "@@" // one of the user's
-		if before == keyInto {
+		if is(a.before(), "INTO") {
 			a.leaves |= leavesAny
 		}
 	}
@@ -188,49 +235,28 @@ func (a *analyzer) next() {
 // bit is the bit of a query block at the current depth.
 func (a *analyzer) bit() uint64 { return 1 << a.depth }
 
-func (a *analyzer) beginBlock() {
-	bit := a.bit()
-	a.endBlock(bit) // a UNION has no parentheses between its blocks
-	a.open |= bit
-}
-
-func (a *analyzer) endBlock(bit uint64) {
-	// Calls in a locking read are taken for COUNT and the like; without a
-	// table the locking clause says nothing.
-	if a.open&(a.tables|a.calls)&^(a.tables&a.locks)&bit != 0 {
-		a.unlocked = true
-	}
-	a.open &^= bit
-	a.tables &^= bit
-	a.calls &^= bit
-	a.locks &^= bit
-}
-
 // place notes what is in front of a name, as far as it tells whether the name can
 // be that of a function. The token before begins with a dot also in db.1f.
-func (a *analyzer) place(before keyword) {
+func (a *analyzer) place() {
 	a.qualified = a.prior.to > a.prior.from && a.text[a.prior.from] == '.'
 	// AS d (a), (SELECT …) d (a), MATCH (a) AGAINST (…), '$' COLUMNS (…)
-	a.alias = before == keyAs || a.prior.tok == ')' || a.prior.tok == literal
+	a.alias = a.prior.tok == ')' || a.prior.tok == literal || a.prior.tok == word && is(a.before(), "AS")
 }
 
-func (a *analyzer) openParenthesis(before keyword) {
+func (a *analyzer) openParenthesis() {
+	a.calls, a.recalling = true, false
 	a.functions = a.functions || a.mayCall()
-	switch {
-	case before == keyUserLock && a.userLock():
-		a.leaves |= leavesNoted
-	case before == keyUserLock:
-		a.leaves |= leavesAny
-	case before == keyRecalling:
-		a.info.Anywhere = a.info.Anywhere || is(a.before(), "CONNECTION_ID")
-		a.after = keyRecallingCall
+	if a.prior.tok == word || a.prior.tok == name {
+		switch function := unquote(a.before()); keywordOf(function) {
+		case keyUserLock:
+			a.userLock(function)
+		case keyRecalling:
+			a.recalling = true
+			a.info.Anywhere = a.info.Anywhere || is(function, "CONNECTION_ID")
+		}
 	}
-	a.calls |= a.open & a.bit()
 	a.depth++
-	a.deepest = max(a.deepest, a.depth)
-	if a.depth > 63 {
-		a.unlocked = true // out of bits
-	}
+	a.some = a.some || a.depth > 63 // out of bits
 }
 
 // mayCall reports whether the current parenthesis may call a stored function. A number
@@ -253,17 +279,16 @@ func (a *analyzer) showsRows() bool {
 	return a.tok != '(' && !is(a.value(), "DUAL") && !isSystem(a.current())
 }
 
+// isSystem reports whether a schema, quoted or not, is one of the server's own.
+func isSystem(schema string) bool { return keywordOf(unquote(schema)) == keySystem }
+
 // keyword is a word that matters wherever it stands. Where it is a name and not the
 // keyword (t.from), the answer only becomes more careful.
 type keyword uint8
 
 const (
-	keyAs keyword = iota + 1
-	keyFor
-	keyFrom
+	keyFrom keyword = iota + 1
 	keyIn
-	keyInto
-	keyLock
 	keyNext
 	keyOf
 	keySelect
@@ -272,11 +297,6 @@ const (
 	keyUpdate
 	keyValue
 	keyValues
-	keySequence // a function that draws from a sequence
-
-	keyLocking       // FOR UPDATE, FOR SHARE
-	keyLockIn        // LOCK IN
-	keyRecallingCall // LAST_INSERT_ID (
 
 	// These may be in quotes, too.
 	keySystem    // a schema with tables that DML reads without locks
@@ -291,12 +311,12 @@ type keywordEntry struct {
 
 // watched has the words by their length.
 var watched = [30][]keywordEntry{
-	2:  {{"AS", keyAs}, {"IN", keyIn}, {"OF", keyOf}},
-	3:  {{"FOR", keyFor}, {"SYS", keySystem}},
-	4:  {{"FROM", keyFrom}, {"INTO", keyInto}, {"LOCK", keyLock}, {"NEXT", keyNext}},
+	2:  {{"IN", keyIn}, {"OF", keyOf}},
+	3:  {{"SYS", keySystem}},
+	4:  {{"FROM", keyFrom}},
 	5:  {{"TABLE", keyTable}, {"SHARE", keyShare}, {"VALUE", keyValue}, {"MYSQL", keySystem}},
-	6:  {{"SELECT", keySelect}, {"UPDATE", keyUpdate}, {"VALUES", keyValues}, {"SETVAL", keySequence}},
-	7:  {{"NEXTVAL", keySequence}},
+	6:  {{"SELECT", keySelect}, {"UPDATE", keyUpdate}, {"VALUES", keyValues}, {"SETVAL", keyNext}},
+	7:  {{"NEXTVAL", keyNext}},
 	8:  {{"GET_LOCK", keyUserLock}, {"IDENTITY", keyRecalling}},
 	9:  {{"ROW_COUNT", keyRecalling}},
 	10: {{"FOUND_ROWS", keyRecalling}},
@@ -305,7 +325,7 @@ var watched = [30][]keywordEntry{
 	13: {{"CONNECTION_ID", keyRecalling}, {"WARNING_COUNT", keyRecalling}},
 	14: {{"LAST_INSERT_ID", keyRecalling}},
 	17: {{"RELEASE_ALL_LOCKS", keyUserLock}},
-	18: {{"INFORMATION_SCHEMA", keySystem}},
+	18: {{"INFORMATION_SCHEMA", keySystem}, {"PERFORMANCE_SCHEMA", keySystem}},
 	// Those of MySQL's locking service and version tokens.
 	21: {{"VERSION_TOKENS_UNLOCK", keyUserLock}, {"SERVICE_RELEASE_LOCKS", keyUserLock}},
 	22: {{"SERVICE_GET_READ_LOCKS", keyUserLock}},
@@ -326,51 +346,40 @@ func keywordOf(w string) keyword {
 	return 0
 }
 
-// keyword takes note of k, which is behind before, and returns what the two begin.
-func (a *analyzer) keyword(k, before keyword) (after keyword) {
+// keyword takes note of the current token.
+func (a *analyzer) keyword(k keyword) {
 	switch k {
-	case keyFor, keyLock, keyNext, keyInto, keyAs, keyUserLock:
-		return k
-	case keyRecalling:
-		a.recalls = true
-		return k
+	case keySelect:
+		a.open |= a.bit()
+		a.unlocked &^= a.bit()
+		a.blocks++
+	case keyTable:
+		a.open |= a.bit()
+		a.unlocked |= a.bit()
+		a.blocks++
+		a.reads, a.rows = true, true
+	case keyValues:
+		a.blocks++
+	case keyFrom:
+		a.afterFrom = a.open&a.bit() != 0
+		a.unlocked |= a.open & a.bit()
+		a.reads = a.reads || a.afterFrom
+	case keyIn:
+		a.lockIn = is(a.before(), "LOCK")
+	case keyUpdate, keyShare: // FOR UPDATE, FOR SHARE, LOCK IN SHARE MODE, at the end of a block
+		if a.unlocked&a.bit() != 0 && (is(a.before(), "FOR") || k == keyShare && a.lockIn && is(a.before(), "IN")) {
+			a.locked++
+			a.unlocked &^= a.bit()
+		}
+	case keyOf: // FOR UPDATE OF: the other tables are read without locks
+		a.some = a.some || isOneOf(a.before(), "UPDATE", "SHARE")
+	case keyNext: // s.NEXTVAL, SETVAL
+		a.functions = true
+	case keyValue: // NEXT VALUE FOR s
+		a.functions = a.functions || is(a.before(), "NEXT")
 	case keySystem:
 		a.system = true
-	case keySequence:
-		a.sequence = true
-	case keyValues:
-		a.values = true
-	case keySelect:
-		a.beginBlock()
-	case keyTable:
-		a.beginBlock()
-		a.tables |= a.bit()
-		a.rows = true
-	case keyFrom:
-		if a.open&a.bit() != 0 {
-			a.tables |= a.bit()
-			return keyFrom
-		}
-	default:
-		return a.phrase(before, k)
+	case keyRecalling:
+		a.recalls = true
 	}
-	return 0
-}
-
-// phrase takes note of two words: FOR UPDATE, FOR SHARE OF, LOCK IN SHARE, NEXT VALUE.
-func (a *analyzer) phrase(first, second keyword) (after keyword) {
-	switch [2]keyword{first, second} {
-	case [2]keyword{keyFor, keyUpdate}, [2]keyword{keyFor, keyShare}:
-		a.locks |= a.open & a.bit()
-		return keyLocking
-	case [2]keyword{keyLocking, keyOf}:
-		a.locks &^= a.bit() // the other tables are read without locks
-	case [2]keyword{keyLock, keyIn}:
-		return keyLockIn
-	case [2]keyword{keyLockIn, keyShare}:
-		a.locks |= a.open & a.bit()
-	case [2]keyword{keyNext, keyValue}:
-		a.sequence = true
-	}
-	return 0
 }

@@ -11,7 +11,7 @@ import (
 // connection does not have it. The body of a procedure is not seen. The zero value is a
 // new connection.
 type Left struct {
-	left  map[string]string // what is there to what has left it; nil without any
+	left  map[string]string // what is there to what has left it; never changed, but replaced
 	named int               // locks of GET_LOCK
 	vars  bool              // SELECT @x := … has set a user variable
 }
@@ -23,103 +23,93 @@ func (l *Left) Note(text string, info Info, query bool, err error) {
 	if !info.Taints && (info.Kind != Commits || len(l.left) == 0) {
 		return
 	}
-	conds, ok := conditionsIn(text)
-	if !ok {
-		l.keep("anything", "", "SQL text")
-		return
-	}
 	var either Left
-	readings := 0
-	for r := range readingsOf(text, conds) {
-		one := Left{left: maps.Clone(l.left), named: l.named, vars: l.vars}
-		a := analyzer{scanner: newScanner(text, r), left: &one, adds: err != nil, query: query}
-		a.scan()
-		switch {
-		case a.hopeless:
+	runs := false
+	for a := range (analyzer{left: *l, notes: true, adds: err != nil, query: query}).eachWay(text) {
+		if a.hopeless {
 			l.keep("anything", "", "SQL text")
 			return
-		case a.broken && !a.any:
-			continue // rejected, does nothing
 		}
-		either.or(one)
-		if readings++; !a.doubt {
-			break
-		}
+		either.or(a.left)
+		runs = true
 	}
-	if readings > 0 {
+	if runs {
 		*l = either
 	}
 }
 
 // or adds what is left in another reading.
 func (l *Left) or(other Left) {
-	if l.left == nil {
-		l.left = other.left
-	} else {
-		maps.Copy(l.left, other.left)
-	}
+	l.left = merged(l.left, other.left)
 	l.named, l.vars = max(l.named, other.named), l.vars || other.vars
 }
 
-// keep remembers an object of a kind, for which names differ by more than case and
-// quotes, and what has left it.
+func merged(m, with map[string]string) map[string]string {
+	both := maps.Clone(m)
+	if both == nil {
+		return with
+	}
+	maps.Copy(both, with)
+	return both
+}
+
+// keep remembers an object of a kind, whose name counts in any case, and what has left it.
 func (l *Left) keep(kind, object, by string) {
-	if l.left == nil {
-		l.left = make(map[string]string)
-	}
-	key := leftKey(kind, object)
+	object = strings.ToLower(object)
 	if kind == "variable" {
-		by += strings.TrimPrefix(key, kind)
+		by += " " + object
 	}
-	l.left[key] = by
+	l.left = merged(l.left, map[string]string{kind + " " + object: by})
 }
 
-func leftKey(kind, object string) string {
-	return kind + " " + strings.ToLower(strings.NewReplacer("`", "", `"`, "", " ", "").Replace(object))
-}
-
-// noteLeft tells the Left, if there is one, what the statement leaves.
-func (a *analyzer) noteLeft(kind, object, by string) {
-	if a.left != nil {
-		a.left.keep(kind, object, by)
-	}
-}
-
-// noteGone tells the Left, if there is one, what the statement takes away.
-func (a *analyzer) noteGone(kind, object string) {
-	if a.left != nil && !a.adds {
-		delete(a.left.left, leftKey(kind, object))
-	}
-}
-
-// userLock counts the locks of GET_LOCK at the parenthesis behind a function. It reports
-// whether that is all which is to be known of the function.
-func (a *analyzer) userLock() bool {
-	function := a.before()
+// note tells the Left, if it is to be told, of an object that the statement leaves, or takes away: then by is "".
+func (a *analyzer) note(kind, object, by string) {
 	switch {
-	case a.left == nil, a.qualified, a.prior.tok != word:
-		return false
-	case is(function, "GET_LOCK"):
-		a.left.named++
-	case !isOneOf(function, "RELEASE_LOCK", "RELEASE_ALL_LOCKS"):
-		return false
-	case a.adds:
-	case is(function, "RELEASE_LOCK"):
-		a.left.named = max(0, a.left.named-1)
-	default:
-		a.left.named = 0
+	case !a.notes:
+	case by != "":
+		a.left.keep(kind, object, by)
+	case !a.adds:
+		a.left.left = maps.Clone(a.left.left)
+		delete(a.left.left, kind+" "+strings.ToLower(object))
 	}
-	return true
+}
+
+// userLock notes a call of a function of keyUserLock, at its parenthesis.
+func (a *analyzer) userLock(function string) {
+	a.leaves |= leavesNoted
+	switch {
+	case a.qualified || a.prior.tok != word:
+		a.leaves |= leavesAny
+	case is(function, "GET_LOCK"):
+		a.taken++
+	case is(function, "RELEASE_LOCK"):
+		a.released++
+	case is(function, "RELEASE_ALL_LOCKS"):
+		a.released = 1 << 30
+	default:
+		a.leaves |= leavesAny
+	}
 }
 
 // leave tells the Left of a statement that has ended.
 func (a *analyzer) leave() {
+	l := &a.left
 	if a.leaves&leavesAny != 0 {
-		a.left.keep("anything", "", cmp.Or(strings.ToUpper(a.name), "SQL text"))
+		l.keep("anything", "", cmp.Or(strings.ToUpper(a.name), "SQL text"))
 	}
-	a.left.vars = a.left.vars || a.leaves&leavesVariables != 0
+	if a.form.kind != "" {
+		a.note(a.form.kind, a.schema+"."+a.object, a.form.by)
+	}
+	if !a.adds {
+		l.named = max(0, l.named-a.released)
+	}
+	l.named += a.taken
+	l.vars = l.vars || a.leaves&leavesVariables != 0
 	a.adds = a.adds || a.query
 }
+
+// Locks is what has locked tables, so that other connections wait; "" for nothing.
+func (l *Left) Locks() string { return l.left["locks ."] } // which have no name
 
 // String says what is on the connection, for errors; "" where nothing is.
 func (l *Left) String() string {

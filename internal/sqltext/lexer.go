@@ -1,6 +1,7 @@
 package sqltext
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -18,13 +19,29 @@ const (
 	other    token = '?'
 )
 
-// lexer cuts text into tokens, in one reading. Comments, and conditional ones
-// that don't hold, are skipped like whitespace.
+// reading is one way in which a server may cut a text into tokens. The zero value is what a
+// server does that has been left at its defaults, with all conditional comments being comments.
+type reading struct {
+	plainSingle bool // a backslash in '…' is a byte like any other
+	plainDouble bool // the same for "…"
+	wide        bool // gbk and the like: a character may end in an ASCII byte
+	holds       int  // bit i: the conditional comments with conditions[i] are code
+}
+
+// lexer cuts text into tokens, in one reading. Comments, and conditional ones that don't hold,
+// are skipped like whitespace.
 type lexer struct {
-	text        string
-	from, pos   int // the current token is text[from:pos]
+	text      string
+	tok       token // the current token, which is text[from:pos]
+	from, pos int
+	prior     struct {
+		tok      token // the one before it, which is text[from:to]
+		from, to int
+	}
+
 	reading     reading
-	conditional bool // in a conditional comment that holds
+	conditions  [3]string // of conditional comments, if they are known yet
+	conditional bool      // the lexer is in one that holds
 
 	broken   bool // every server rejects this statement; nothing after it runs
 	doubt    bool // another reading may cut the text differently
@@ -50,21 +67,39 @@ var classes = func() (c [256]class) {
 			c[b] = classDigit
 		case b|0x20 >= 'a' && b|0x20 <= 'z', b == '_', b == '$', b >= 0x80:
 			c[b] = classWord
+		case strings.IndexByte(" \t\n\v\f\r", byte(b)) >= 0:
+			c[b] = classSpace
+		case strings.IndexByte("'\"`", byte(b)) >= 0:
+			c[b] = classQuote
+		case strings.IndexByte("();,=?<>+%!|&~^[]{}", byte(b)) >= 0:
+			c[b] = classMark
 		}
-	}
-	for _, b := range []byte(" \t\n\v\f\r") {
-		c[b] = classSpace
-	}
-	for _, b := range []byte("'\"`") {
-		c[b] = classQuote
-	}
-	for _, b := range []byte("();,=?<>+%!|&~^[]{}") {
-		c[b] = classMark
 	}
 	return c
 }()
 
-// lex returns the next token.
+// advance goes on to the next token.
+func (l *lexer) advance() {
+	l.prior.tok, l.prior.from, l.prior.to = l.tok, l.from, l.pos
+	l.tok = l.lex()
+}
+
+// before returns the text of the token before the current one.
+func (l *lexer) before() string { return l.text[l.prior.from:l.prior.to] }
+
+// current returns the text of the current token.
+func (l *lexer) current() string { return l.text[l.from:l.pos] }
+
+// value is the current token, without the quotes of a string or a name.
+func (l *lexer) value() string { return unquote(l.current()) }
+
+// atEnd reports whether the statement is over.
+func (l *lexer) atEnd() bool { return l.tok == ';' || l.tok == end }
+
+// at reports whether the current token is one of the given keywords.
+func (l *lexer) at(upper ...string) bool { return l.tok == word && isOneOf(l.current(), upper...) }
+
+// lex cuts off the next token.
 func (l *lexer) lex() token {
 	for l.pos < len(l.text) {
 		c := l.text[l.pos]
@@ -97,9 +132,6 @@ func (l *lexer) lex() token {
 	return end
 }
 
-// current returns the text of the current token.
-func (l *lexer) current() string { return l.text[l.from:l.pos] }
-
 // peek returns the byte i places on, 0 past the end.
 func (l *lexer) peek(i int) byte {
 	if l.pos+i < len(l.text) {
@@ -113,11 +145,10 @@ func (l *lexer) peek(i int) byte {
 func (l *lexer) special(c byte) token {
 	next := l.peek(1)
 	switch {
-	case c == '#':
-		l.skipLine()
-		return end
-	case c == '-' && next == '-' && (l.peek(2) <= ' ' || l.peek(2) == 0x7f):
-		l.skipLine()
+	case c == '#', c == '-' && next == '-' && (l.peek(2) <= ' ' || l.peek(2) == 0x7f):
+		for l.pos < len(l.text) && l.text[l.pos] != '\n' && l.text[l.pos] != 0 { // a NUL ends it, too
+			l.pos++
+		}
 		return end
 	case c == '/' && next == '*':
 		l.comment()
@@ -141,29 +172,71 @@ func (l *lexer) special(c byte) token {
 	return other
 }
 
+// comment skips the comment at pos, or enters it if it is conditional and holds: /*!80000 … */,
+// /*M!100000 … */. Optimizer hints are comments: nothing in them is of interest.
+func (l *lexer) comment() {
+	inside, _, ends := strings.Cut(l.text[l.pos+2:], "*/")
+	c := conditionAt(l.text[l.pos:])
+	l.doubt = l.doubt || c != ""
+	i := slices.Index(l.conditions[:], c)
+	switch {
+	case l.conditional, c != "" && strings.Contains(inside, "/*"):
+		l.giveUp() // the servers differ in what they let nest
+	case c != "" && i >= 0 && l.reading.holds>>i&1 == 1:
+		l.conditional = true
+		l.pos += len(c)
+	case !ends:
+		l.fail()
+	default:
+		l.pos += len("/*") + len(inside) + len("*/")
+	}
+}
+
+// conditionAt returns the condition of the conditional comment with which the text begins, such as /*!80000; "" if there
+// is none. A version has five or six digits. With others they are code, but no number changes what a statement means here.
+func conditionAt(text string) string {
+	size := len("/*!")
+	switch {
+	case strings.HasPrefix(text, "/*M!"):
+		size++
+	case !strings.HasPrefix(text, "/*!"):
+		return ""
+	}
+	for n := 0; n < 6 && size < len(text) && classes[text[size]] == classDigit; n++ {
+		size++
+	}
+	return text[:size]
+}
+
+// conditionsIn returns the conditions in the text, each once, also those that only look so because they are inside a
+// string. n is how many there are, or one more than all has room for.
+func conditionsIn(text string) (all [3]string, n int) {
+	for i := strings.Index(text, "/*"); i >= 0 && n <= len(all); i = strings.Index(text, "/*") {
+		c := conditionAt(text[i:])
+		if c != "" && !slices.Contains(all[:n], c) {
+			if n < len(all) {
+				all[n] = c
+			}
+			n++
+		}
+		text = text[i+1:]
+	}
+	return all, n
+}
+
 // fail ends a text that no server accepts from here on.
 func (l *lexer) fail() token {
 	l.pos = len(l.text)
-	l.from = l.pos
-	l.broken = true
-	// In a character set with ASCII bytes inside of characters it may be sound.
-	l.doubt = l.doubt || !l.reading.wide && !utf8.ValidString(l.text)
+	l.from, l.broken = l.pos, true
+	l.doubt = l.doubt || !l.reading.wide && !utf8.ValidString(l.text) // in another character set it may be sound
 	return end
 }
 
 // giveUp ends a text of which nothing can be said.
 func (l *lexer) giveUp() token {
 	l.pos = len(l.text)
-	l.from = l.pos
-	l.hopeless, l.broken = true, true
+	l.from, l.hopeless, l.broken = l.pos, true, true
 	return end
-}
-
-// skipLine skips to the end of the line. A NUL ends a line comment too.
-func (l *lexer) skipLine() {
-	for l.pos < len(l.text) && l.text[l.pos] != '\n' && l.text[l.pos] != 0 {
-		l.pos++
-	}
 }
 
 func (l *lexer) word() token {
@@ -171,7 +244,7 @@ func (l *lexer) word() token {
 	for i < len(l.text) && classes[l.text[i]] <= classDigit {
 		all |= l.text[i]
 		i++
-		if l.reading.wide && l.text[i-1] > 0x80 && i < len(l.text) && l.text[i] >= 0x40 {
+		if l.half(l.text, i) {
 			i++
 		}
 	}
@@ -184,9 +257,7 @@ func (l *lexer) word() token {
 		if strings.IndexByte(w, 0xa0) >= 0 {
 			return l.giveUp() // a no-break space in latin1, where it does separate words
 		}
-		if l.peek(0) == '`' && !l.reading.wide {
-			l.doubt = true // the second half of a character in gbk or sjis
-		}
+		l.doubt = l.doubt || l.peek(0) == '`' && !l.reading.wide // the second half of a character in gbk or sjis
 	}
 	return word
 }
@@ -200,18 +271,15 @@ func (l *lexer) number() token {
 		l.pos++
 		l.digits()
 	}
-	if l.peek(0)|0x20 == 'e' {
-		sign := 0
-		if l.peek(1) == '+' || l.peek(1) == '-' {
-			sign = 1
-		}
-		if classes[l.peek(1+sign)] == classDigit {
-			l.pos += 1 + sign
-			l.digits()
-			return literal
-		}
+	sign := 0
+	if l.peek(1) == '+' || l.peek(1) == '-' {
+		sign = 1
 	}
-	if !point && classes[l.peek(0)] == classWord {
+	switch {
+	case l.peek(0)|0x20 == 'e' && classes[l.peek(1+sign)] == classDigit:
+		l.pos += 1 + sign
+		l.digits()
+	case !point && classes[l.peek(0)] == classWord:
 		return l.word()
 	}
 	return literal
@@ -263,22 +331,54 @@ func (l *lexer) quoted(quote byte) token {
 	return t
 }
 
-// closing finds the closing quote, -1 if there is none, where some bytes
-// don't stand for themselves.
+// closing finds the closing quote, -1 if there is none, where some bytes don't stand for themselves.
 func (l *lexer) closing(rest string, quote byte, escapes bool) int {
 	for i := 0; i < len(rest); i++ {
-		c := rest[i]
-		switch {
+		switch c := rest[i]; {
 		case c == quote:
 			return i
-		case l.reading.wide && c > 0x80 && i+1 < len(rest) && rest[i+1] >= 0x40:
+		case l.half(rest, i+1):
 			i++
 		case c == '\\' && escapes:
 			i++
-			if i < len(rest) && rest[i] == quote {
-				l.doubt = true
-			}
+			l.doubt = l.doubt || i < len(rest) && rest[i] == quote
 		}
 	}
 	return -1
+}
+
+// half reports whether the byte at i is the second half of a character.
+func (l *lexer) half(text string, i int) bool {
+	return l.reading.wide && text[i-1] > 0x80 && i < len(text) && text[i] >= 0x40
+}
+
+// unquote takes the quotes off a string or a name. It leaves doubled ones in it alone.
+func unquote(w string) string {
+	if len(w) >= 2 && classes[w[0]] == classQuote {
+		return w[1 : len(w)-1]
+	}
+	return w
+}
+
+// is reports whether w is the keyword upper, in whatever case. The keyword
+// consists of A to Z and _ only.
+func is(w, upper string) bool {
+	if len(w) != len(upper) {
+		return false
+	}
+	for i := range len(upper) {
+		if w[i]&^0x20 != upper[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func isOneOf(w string, upper ...string) bool {
+	for _, u := range upper {
+		if is(w, u) {
+			return true
+		}
+	}
+	return false
 }

@@ -153,7 +153,7 @@ func (s *scratch) takesSnapshot(t *testing.T, query string) bool {
 	t.Helper()
 	tx, end := s.session(sql.LevelRepeatableRead, "")
 	defer end()
-	if _, _, err := read(tx, query); err != nil {
+	if _, err := read(tx, query); err != nil {
 		t.Errorf("%q: %v", query, err)
 	}
 	dbtest.Exec(t, s.db, "UPDATE `for` SET `lock` = `lock` + 1 WHERE `from` = 1")

@@ -39,13 +39,13 @@ var queries = []look{
 	{"select * from t where id = ?", "Read snapshot"},
 	{"SELECT NOW()", "Read snapshot"},
 	{"SELECT (1)", "Read snapshot"},
-	{"(SELECT 1)", "Read"},
+	{"(SELECT 1)", "Read snapshot"},
 	{"((SELECT a FROM t))", "Read snapshot"},
 	{"(SELECT 1) UNION (SELECT a FROM t)", "Read snapshot"},
 	{"TABLE t", "Read snapshot"},
 	{"TABLE t FOR UPDATE", "Read"},
-	{"VALUES ROW(1,2)", "Read"},
-	{"VALUES (1,2)", "Read"},
+	{"VALUES ROW(1,2)", "Read snapshot"},
+	{"VALUES (1,2)", "Read snapshot"},
 	{"VALUES ROW((SELECT MAX(a) FROM t),2)", "Read snapshot"},
 	{"VALUES ROW(f(),2)", "Write snapshot functions"},
 	{"SELECT a FROM t INTO OUTFILE '/x'", "Read snapshot"},
@@ -63,7 +63,7 @@ var queries = []look{
 	{"SELECT service_get_write_locks('a','b',1)", "Write snapshot taints functions"},
 	{"SELECT IS_FREE_LOCK('x')", "Read snapshot"},
 	{"SELECT get_lock FROM t", "Read snapshot"},
-	{"SELECT NEXT VALUE FOR s", "Write"},
+	{"SELECT NEXT VALUE FOR s", "Write snapshot functions"},
 	{"SELECT NEXTVAL(s)", "Write snapshot functions"},
 	{"SELECT SETVAL(s, 5)", "Write snapshot functions"},
 	{"SELECT PREVIOUS VALUE FOR s", "Read"},
@@ -83,12 +83,12 @@ var queries = []look{
 	{"EXPLAIN FORMAT; COMMIT", "Commits snapshot"},
 	{"EXPLAIN ANALYZE SELECT * FROM t", "Read snapshot"},
 	{"EXPLAIN ANALYZE SELECT * FROM t LOCK IN SHARE MODE", "Read snapshot"}, // *
-	{"EXPLAIN ANALYZE FORMAT=TREE UPDATE t JOIN u SET a=1", "Write"},
-	{"EXPLAIN ANALYZE FOR SCHEMA x DELETE FROM t", "Write"},
-	{"DESC ANALYZE WITH x AS (SELECT 1) UPDATE t SET a=1", "Write"},
+	{"EXPLAIN ANALYZE FORMAT=TREE UPDATE t JOIN u SET a=1", "Write snapshot"},
+	{"EXPLAIN ANALYZE FOR SCHEMA x DELETE FROM t", "Write snapshot"},
+	{"DESC ANALYZE WITH x AS (SELECT 1) UPDATE t SET a=1", "Write snapshot"},
 	{"ANALYZE UPDATE t SET a=1", "Write"},
 	{"ANALYZE FORMAT=JSON SELECT * FROM t", "Read snapshot"},
-	{"ANALYZE (SELECT 1)", "Read"},
+	{"ANALYZE (SELECT 1)", "Read snapshot"},
 	{"ANALYZE TABLE t", "Commits"},
 	{"ANALYZE LOCAL TABLES t", "Commits"},
 }
@@ -103,7 +103,7 @@ var lockingReads = []look{
 	{"(SELECT a FROM t FOR UPDATE) UNION ALL (SELECT a FROM u FOR UPDATE)", "Read"},
 	{"(SELECT a FROM t FOR UPDATE) UNION ALL (SELECT a FROM u)", "Read snapshot"},
 	{"SELECT a FROM t UNION SELECT a FROM u FOR UPDATE", "Read snapshot"},
-	{"SELECT 1 UNION SELECT a FROM u FOR UPDATE", "Read"},
+	{"SELECT 1 UNION SELECT a FROM u FOR UPDATE", "Read snapshot"},
 	{"SELECT * FROM t, u FOR UPDATE OF t", "Read snapshot"}, // *
 	{"SELECT * FROM t, u FOR UPDATE OF t FOR SHARE OF u", "Read snapshot"},
 	{"SELECT * FROM t WHERE a IN (SELECT a FROM u) FOR UPDATE", "Read snapshot"}, // *
@@ -112,15 +112,15 @@ var lockingReads = []look{
 	{"SELECT * FROM (SELECT * FROM t FOR UPDATE) d", "Read snapshot"},
 	{"SELECT * FROM (SELECT * FROM t) d FOR UPDATE", "Read snapshot"}, // *
 	{"WITH x AS (SELECT * FROM t) SELECT * FROM x FOR UPDATE", "Read snapshot"},
-	{"WITH x AS (SELECT 1) SELECT * FROM t FOR UPDATE", "Read"},
+	{"WITH x AS (SELECT 1) SELECT * FROM t FOR UPDATE", "Read snapshot"},
 	{"SELECT a FROM t FOR UPDATE INTO @a", "Read taints"},
 	{"SELECT 1 FOR UPDATE", "Read"},
 	{"SELECT f() FOR UPDATE", "Write snapshot functions"}, // *
-	{"(SELECT COUNT(*) FROM t FOR UPDATE) UNION (SELECT 1)", "Read"},
-	{"SELECT * FROM t WHERE a = (SELECT 1) AND b = EXTRACT(YEAR FROM c) FOR UPDATE", "Read"},
+	{"(SELECT COUNT(*) FROM t FOR UPDATE) UNION (SELECT 1)", "Read snapshot"},
+	{"SELECT * FROM t WHERE a = (SELECT 1) AND b = EXTRACT(YEAR FROM c) FOR UPDATE", "Read snapshot"},
 	{"SELECT 1) FROM t", "Read"}, // rejected
 	{"SELECT t.update FROM t", "Read snapshot"},
-	{"SELECT t.for, t.select FROM t FOR UPDATE", "Read"},
+	{"SELECT t.for, t.select FROM t FOR UPDATE", "Read snapshot"},
 	{"SELECT * FROM t USE INDEX FOR JOIN (i)", "Read snapshot"},
 	{"SELECT * FROM t FOR SYSTEM_TIME AS OF NOW()", "Read snapshot"},
 	{"SELECT 1e3FROM t", "Read snapshot"}, // * a number, then FROM
@@ -133,13 +133,13 @@ var lockingReads = []look{
 }
 
 var withs = []look{
-	{"WITH x AS (SELECT 1) SELECT 1", "Read"},
+	{"WITH x AS (SELECT 1) SELECT 1", "Read snapshot"},
 	{"WITH x (a, b) AS (SELECT 1, 2), y AS (SELECT 3) SELECT * FROM x", "Read snapshot"},
 	{"WITH RECURSIVE x AS (SELECT 1 a UNION ALL SELECT a+1 FROM x) CYCLE a RESTRICT SELECT 1", "Read snapshot"},
-	{"WITH x(a) AS (SELECT 1) (SELECT 1)", "Read"},
+	{"WITH x(a) AS (SELECT 1) (SELECT 1)", "Read snapshot"},
 	{"WITH x AS (SELECT MAX(a) m FROM t) SELECT 1", "Read snapshot"},
-	{"(WITH x AS (SELECT 1) SELECT 1)", "Read"},
-	{"WITH x AS (SELECT 1) VALUES ROW(1)", "Read"},
+	{"(WITH x AS (SELECT 1) SELECT 1)", "Read snapshot"},
+	{"WITH x AS (SELECT 1) VALUES ROW(1)", "Read snapshot"},
 	{"WITH x AS (SELECT a FROM t) UPDATE t SET a=1", "Write"},
 	{"WITH x AS (SELECT 1), y AS (SELECT (2)) DELETE FROM t", "Write"},
 	{"WITH x AS (SELECT 1)", "Write snapshot"},
@@ -161,6 +161,8 @@ var writes = []look{
 	{"LOAD DATA LOCAL INFILE 'x' INTO TABLE t", "Write"},
 	{"LOAD DATA INFILE 'x' INTO TABLE t (a, @b) SET c = @b", "Write taints"},
 	{"LOAD XML INFILE 'x' INTO TABLE t", "Write"},
+	{"LOAD DATA INFILE 'x' INTO TABLE t IGNORE 1 LINES (a, b) SET c = NOW()", "Write"},
+	{"LOAD DATA INFILE 'x' INTO TABLE t (a) SET c = f()", "Write snapshot"},
 	{"CALL p()", "Write snapshot taints calls"},
 	{"DO 1", "Write"},
 	{"DO f()", "Write snapshot"},
@@ -218,7 +220,7 @@ var sets = []look{
 	{"SET STATEMENT max_statement_time=1 FOR SELECT a FROM t", "Read snapshot"},
 	{"SET STATEMENT a=1, b=2 FOR SELECT a FROM t FOR UPDATE", "Read"},
 	{"SET STATEMENT a=1 FOR SET STATEMENT b=1 FOR COMMIT", "Commits"},
-	{"SET STATEMENT a=1 FOR (SELECT 1)", "Read"},
+	{"SET STATEMENT a=1 FOR (SELECT 1)", "Read snapshot"},
 	{"SET STATEMENT a=1; COMMIT", "Commits"},
 }
 
@@ -228,5 +230,38 @@ func TestLook(t *testing.T) {
 		"commits": commits, "functions": calling, "several": several, "comments": comments, "quotes": quotes,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, rows) })
+	}
+}
+
+// TestOnlyCounts: what an UPDATE or a DELETE means is known at a glance if nothing in it can mean more.
+func TestOnlyCounts(t *testing.T) {
+	for query, want := range map[string]bool{
+		"UPDATE p SET stock = stock + 1 WHERE id = 1":                    true,
+		"update `products` set `stock`=?,`updated_at`=?\nwhere `id` = ?": true,
+		"DELETE FROM t WHERE a >= ? ORDER BY b LIMIT 10":                 true,
+		"UPDATE t SET next_run = ?":                                      false,
+		"UPDATE t SET a = NEXT VALUE FOR s":                              false,
+		"UPDATE t SET a = f(1)":                                          false,
+		"UPDATE t SET a = LAST_INSERT_ID (1)":                            false,
+		"UPDATE t SET a = 'it\\'s'":                                      false,
+		"UPDATE t SET a = @a := 1":                                       false,
+		"UPDATE t SET a = 1 -- b":                                        false,
+		"UPDATE t SET a = 1 # b":                                         false,
+		"UPDATE /*!80000 f */ t SET a = 1":                               false,
+		"UPDATE mysql.user SET a = 1":                                    false,
+		"UPDATE t SET a = 1; COMMIT":                                     false,
+		"INSERT INTO t SET a = 1":                                        false,
+		"SELECT a FROM t":                                                false,
+	} {
+		if onlyCounts(query) != want {
+			t.Errorf("%q: %v", query, !want)
+		}
+	}
+	for _, rows := range [][]look{queries, lockingReads, withs, writes, sets, commits, calling, several, comments, quotes} {
+		for _, row := range rows {
+			if i := analyze(row.query); onlyCounts(row.query) && i != (Info{Changes: ChangesCounted}) {
+				t.Errorf("%q: %+v", row.query, i)
+			}
+		}
 	}
 }

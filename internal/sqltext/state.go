@@ -1,7 +1,5 @@
 package sqltext
 
-import "strings"
-
 // State is what may be the case on a connection, as far as the texts tell that ran
 // on it: a set, with one bit for each case. A new connection is Idle, unless it was
 // set up otherwise.
@@ -32,24 +30,19 @@ type Effect struct {
 	part  step // some of it has run, or nothing
 }
 
-// step has for each state before what may come after it. The zero State stands for
-// the state before.
+// step has for each state before what may come after it. The zero value does nothing.
 type step [states]State
 
 func (p step) of(before State) (after State) {
+	if p == (step{}) {
+		return before
+	}
 	for i := range states {
-		if at := State(1 << i); before&at != 0 {
-			after |= p.at(i)
+		if before&(1<<i) != 0 {
+			after |= p[i]
 		}
 	}
 	return after
-}
-
-func (p step) at(i int) State {
-	if p[i] == 0 {
-		return 1 << i
-	}
-	return p[i]
 }
 
 // effect is that of one statement, by the state before it.
@@ -78,23 +71,11 @@ func (e Effect) then(next Effect) (both Effect) {
 		return e
 	}
 	for i := range states {
-		middle := e.whole.at(i)
+		middle := e.whole.of(1 << i)
 		both.whole[i] = next.whole.of(middle)
-		both.part[i] = e.part.at(i) | next.part.of(middle)
+		both.part[i] = e.part.of(1<<i) | next.part.of(middle)
 	}
 	return both
-}
-
-// or is the effect of a text that is read as one or the other.
-func (e Effect) or(other Effect) (either Effect) {
-	if e == other {
-		return e
-	}
-	for i := range states {
-		either.whole[i] = e.whole.at(i) | other.whole.at(i)
-		either.part[i] = e.part.at(i) | other.part.at(i)
-	}
-	return either
 }
 
 // Levels are isolation levels of which one is in force, with one bit for each. The
@@ -110,31 +91,3 @@ const (
 
 // AnyLevel is what nothing is known of.
 const AnyLevel = ReadUncommitted | ReadCommitted | RepeatableRead | Serializable
-
-// Quiet knows most statements at a glance, without reading them: a single one that
-// reads or changes data, has no Effect, and leaves nothing behind on the connection
-// (Taints). It calls fewer so than there are.
-func Quiet(query string) bool {
-	for _, verb := range [...]string{"SELECT ", "INSERT ", "UPDATE ", "DELETE ", "REPLACE "} {
-		if len(query) > len(verb) && strings.EqualFold(query[:len(verb)], verb) {
-			return strings.IndexByte(query, ';') < 0 && strings.IndexByte(query, '@') < 0 && !namesLock(query)
-		}
-	}
-	return false
-}
-
-// namesLock reports whether a name in the text may be that of a function which takes
-// or gives back a lock: see isLockingFunc.
-func namesLock(query string) bool {
-	for {
-		at := strings.IndexByte(query, '_')
-		if at < 0 {
-			return false
-		}
-		query = query[at+1:]
-		if len(query) >= 4 && (query[0]|0x20 == 'l' || query[0]|0x20 == 'u') &&
-			(strings.EqualFold(query[:4], "LOCK") || strings.EqualFold(query[:4], "UNLO")) {
-			return true
-		}
-	}
-}

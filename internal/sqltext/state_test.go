@@ -14,6 +14,12 @@ import (
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
+func (k Kind) String() string { return [...]string{"Write", "Read", "Commits"}[k] }
+
+func (c Changes) String() string {
+	return [...]string{"MayChange", "ChangesCounted", "ChangesNothing"}[c]
+}
+
 func (s State) String() string {
 	var words []string
 	for i, word := range []string{"idle", "open", "manual"} {
@@ -92,12 +98,12 @@ func TestStates(t *testing.T) {
 		"EXECUTE s":                                               "idle|open|manual, idle|open|manual, idle|open|manual",
 		"BEGIN NOT ATOMIC SELECT 1; END":                          "idle|open|manual, idle|open|manual, idle|open|manual",
 		"CALL p(); COMMIT":                                        "idle|manual, idle|manual, idle|manual",
-		"/*!50000 BEGIN */":                                       "idle|open, open, manual",
-		"/*!50000 COMMIT */":                                      "idle, idle|open, manual",
-		"BEGIN /*!50000 ; COMMIT */":                              "idle|open, idle|open, manual",
-		"/*!40101 SET autocommit = 0 */":                          "idle|manual, open|manual, manual",
+		"/*!50000 BEGIN */":                                       "idle|open|manual, idle|open|manual, idle|open|manual",
+		"/*!50000 COMMIT */":                                      "idle|open|manual, idle|open|manual, idle|open|manual",
+		"BEGIN /*!50000 ; COMMIT */":                              "idle|open|manual, idle|open|manual, idle|open|manual",
+		"/*!40101 SET autocommit = 0 */":                          "idle|open|manual, idle|open|manual, idle|open|manual",
 		`SELECT 'it\'s'; BEGIN`:                                   "open, open, manual",
-		`SELECT 'a\'; BEGIN -- '`:                                 "idle|open, open, manual", // with NO_BACKSLASH_ESCAPES
+		`SELECT 'a\'; BEGIN -- '`:                                 "idle|open|manual, idle|open|manual, idle|open|manual", // with NO_BACKSLASH_ESCAPES
 	} {
 		e := Look(query).Effect
 		got := Idle.After(e).String() + ", " + Open.After(e).String() + ", " + Manual.After(e).String()
@@ -191,7 +197,7 @@ func TestLevels(t *testing.T) {
 	type levels struct{ session, next Levels }
 	for query, want := range map[string]levels{
 		"SELECT 1":                                                           {},
-		"SET TRANSACTION READ ONLY":                                          {},
+		"SET TRANSACTION READ ONLY":                                          {next: AnyLevel},
 		"SET SESSION TRANSACTION READ ONLY":                                  {},
 		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED":                     {next: ReadCommitted},
 		"/* c */ set transaction isolation level serializable":               {next: Serializable},
@@ -215,7 +221,7 @@ func TestLevels(t *testing.T) {
 		"SET SESSION transaction_isolation = ?":                              {session: AnyLevel},
 		"SET SESSION transaction_isolation = CONCAT('READ-', 'COMMITTED')":   {session: AnyLevel},
 		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET @x = 1": {session: ReadCommitted},
-		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: AnyLevel},
+		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: AnyLevel, next: AnyLevel},
 		"CALL p()":  {session: AnyLevel},
 		"EXECUTE s": {session: AnyLevel},
 	} {

@@ -56,7 +56,7 @@ var commits = []look{
 var several = []look{
 	{"SELECT 1; COMMIT", "Commits"},
 	{"SELECT 1; ; COMMIT;", "Commits"},
-	{"(SELECT 1; COMMIT", "Commits"},
+	{"(SELECT 1; COMMIT", "Commits snapshot"},
 	{"SELECT a FROM t; SELECT 1", "Read snapshot"},
 	{"SELECT a FROM t; DELETE FROM t", "Write snapshot"},
 	{"DELETE FROM t; SELECT @a := 1", "Write taints"},
@@ -94,7 +94,7 @@ var comments = []look{
 	{"SELECT /*!40001 SQL_NO_CACHE */ * FROM t", "Read snapshot"},
 	{"SELECT a /*!50000 FROM t */", "Read snapshot"},
 	{"SELECT * FROM t FOR /*!80000 UPDATE */", "Read snapshot"},
-	{"/*!80000 SELECT 1 */", "Read"},
+	{"/*!80000 SELECT 1 */", "Write"},
 	{"/*!80000 EXPLAIN */ DELETE FROM t", "Write snapshot"},
 	{"DELETE /*M! FROM t */", "Write"},
 	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits"}, // MySQL 8 runs the second only

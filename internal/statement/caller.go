@@ -8,13 +8,11 @@ import (
 	"sync"
 )
 
-// ForConn reports whether database/sql calls the driver for a sql.Conn. It does not
-// say so; its stack does: the innermost functions of database/sql in a row are those
-// of this call. (A callback of Conn.Raw may call other handles.)
-func ForConn() bool { return over("(*Conn).") }
+// database/sql does not say what it calls the driver for; its stack does: the innermost functions of
+// database/sql in a row are those of this call. (A callback of Conn.Raw may call other handles.)
 
-// ForOne reports whether database/sql prepares a statement for one connection, that of a
-// sql.Conn or a sql.Tx, and not for any.
+// ForOne reports whether database/sql calls the driver for a sql.Conn, or prepares a statement for a
+// sql.Tx: for one connection, and not for any.
 func ForOne() bool { return over("(*Conn).", "(*Tx).Prepare") }
 
 // ForQueue reports whether database/sql opens a connection for whoever stands in the queue for one.
@@ -65,17 +63,19 @@ func function(pc uintptr) string {
 	return f.Function
 }
 
-// Direct reports whether database/sql itself calls the function of the driver that calls
-// Direct, with no wrapper of drivers between.
-func Direct() bool {
+// Caller returns the import path of the package that calls the function of the driver which calls
+// Caller: that of a wrapper of drivers; "" for database/sql itself.
+func Caller() string {
 	var pcs [1]uintptr
 	runtime.Callers(3, pcs[:])
-	return strings.HasPrefix(function(pcs[0]), "database/sql.")
+	name := function(pcs[0])
+	dir := strings.LastIndexByte(name, '/') + 1
+	pkg, _, _ := strings.Cut(name[dir:], ".")
+	if name = name[:dir] + pkg; name == "database/sql" {
+		return ""
+	}
+	return name
 }
-
-// ForConn reports whether the statement came over a sql.Conn. It is for the
-// goroutine that runs it.
-func (s *Statement) ForConn() bool { return s.OfConn || ForConn() }
 
 // InRaw reports whether a callback of Conn.Raw calls the driver.
 func InRaw() bool {

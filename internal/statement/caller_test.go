@@ -15,7 +15,7 @@ import (
 )
 
 // asked is what the stack says of a call.
-type asked struct{ retried, forConn bool }
+type asked struct{ retried, forOne bool }
 
 // called opens connections that note who calls them.
 type called struct {
@@ -35,9 +35,9 @@ type calledConn struct{ called }
 
 func (c calledConn) note() error {
 	retried := func() bool { return statement.Retried(context.Background()) }
-	is := asked{retried(), statement.ForConn()}
+	is := asked{retried(), statement.ForOne()}
 	for frames := range 20 { // as wrappers of drivers add some
-		if deeper := (asked{deep(frames, retried), deep(frames, statement.ForConn)}); deeper != is {
+		if deeper := (asked{deep(frames, retried), deep(frames, statement.ForOne)}); deeper != is {
 			return fmt.Errorf("%v, and not %v, with %d frames more", deeper, is, frames)
 		}
 	}
@@ -135,7 +135,7 @@ func TestRetried(t *testing.T) {
 		return err
 	}))
 	ok(conn.Close())
-	want := []asked{{retried: true}, {retried: true}, {}, {}, {forConn: true}, {retried: true}}
+	want := []asked{{retried: true}, {retried: true}, {}, {}, {forOne: true}, {retried: true}}
 	if !slices.Equal(*k.asked, want) {
 		t.Errorf("%v, want %v", *k.asked, want)
 	}

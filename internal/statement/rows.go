@@ -26,11 +26,11 @@ type Rows struct {
 	next int         // the next row of the current set
 	end  error       // what came in place of more rows or sets: see Fail; nil for nothing
 
-	mu    sync.Mutex
-	tail  driver.Rows   // what is not read yet; nil when all is
-	stmts []driver.Stmt // to be closed with the tail
-	err   error         // why the tail was cut off
-	Done  func(error)   // called when the tail is over, with what went wrong; to be set before anybody has the rows
+	mu   sync.Mutex
+	tail driver.Rows // what is not read yet; nil when all is
+	stmt driver.Stmt // to be closed with the tail; nil for none
+	err  error       // why the tail was cut off
+	Done func(error) // called when the tail is over, with what went wrong; to be set before anybody has the rows
 }
 
 type resultSet struct {
@@ -67,7 +67,7 @@ var (
 func ReadAhead(base driver.Rows, limit int) (*Rows, error) {
 	r := &Rows{}
 	if s, ok := base.(stmtRows); ok {
-		base, r.stmts = s.Rows, []driver.Stmt{s.stmt}
+		base, r.stmt = s.Rows, s.stmt
 	}
 	r.tail = base
 	held := 0
@@ -280,18 +280,6 @@ func (r *Rows) cut() error {
 	return io.EOF
 }
 
-// CloseLater has stmt closed with the tail, whose packets are in its way; false
-// where nothing is being read.
-func (r *Rows) CloseLater(stmt driver.Stmt) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.tail == nil {
-		return false
-	}
-	r.stmts = append(r.stmts, stmt)
-	return true
-}
-
 // finish closes the tail, which cause has ended early. The caller has mu.
 func (r *Rows) finish(cause error) error {
 	if r.tail == nil {
@@ -305,10 +293,10 @@ func (r *Rows) finish(cause error) error {
 		defer func(done func(error)) { done(err) }(r.Done)
 	}
 	r.Done = nil
-	for _, s := range r.stmts {
-		err = errors.Join(err, s.Close())
+	if r.stmt != nil {
+		err = errors.Join(err, r.stmt.Close())
+		r.stmt = nil
 	}
-	r.stmts = nil
 	return err
 }
 

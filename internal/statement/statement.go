@@ -3,9 +3,13 @@
 package statement
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -21,11 +25,17 @@ type Statement struct {
 	Stmt     driver.Stmt // already prepared on the connection On; nil without one
 	On       driver.Conn
 	Kept     bool  // prepared on each connection where it runs, and stays so
-	OfConn   bool  // prepared on a sql.Conn
 	Holds    []any // that it runs in, of leases and advisory locks
 	Info     sqltext.Info
-	Claims   bool // locks the rows that it returns because the hint says so
-	AtOnce   bool // and fails if one of them is locked
+	Alone    bool    // the connection runs a text with a semicolon as several statements, and this must stay one
+	Last     bool    // its unit of work ends with it, if it changes something
+	Sent     *Answer // nil if it did not go out yet
+}
+
+// Answer is that of a query which went out with the lock that it takes.
+type Answer struct {
+	Rows *Rows // read ahead, and to the end
+	Err  error
 }
 
 // MayWrite is in doubt true.
@@ -36,7 +46,7 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 	if s.Stmt != nil && s.On == base {
 		return s.viaStmt(ctx, s.Stmt)
 	}
-	if !s.Prepared {
+	if !s.Prepared && (!s.Alone || !s.mayBeSeveral()) {
 		r, res, err := s.Direct(ctx, base)
 		if !errors.Is(err, driver.ErrSkip) {
 			return r, res, err
@@ -52,6 +62,61 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 		return nil, res, err
 	}
 	return stmtRows{r, stmt}, nil, nil
+}
+
+// Joins reports whether the statement, with its arguments in its text, may stand beside others in one text: it is as
+// package sqltext knows a plain one, nothing in it ends a statement, and it is far from what the server takes at most.
+func (s *Statement) Joins() bool {
+	const most = 1 << 16
+	size, names := len(s.Text), strings.Contains(s.Text, "`")
+	for _, arg := range s.Args {
+		var text string
+		switch v := arg.Value.(type) {
+		case string:
+			text = v
+		case []byte:
+			text = string(v)
+		}
+		if size += len(text); names && strings.Contains(text, "`") { // the driver would put it into a name, too, for a question mark there
+			return false
+		}
+	}
+	plain := sqltext.PlainWrite
+	if s.Query {
+		plain = sqltext.PlainRead
+	}
+	return s.Stmt == nil && !s.Prepared && size < most && !s.mayBeSeveral() && plain(s.Text)
+}
+
+// Answered notes what the statement, which went out with its lock, has returned. Of rows that are too many to be read
+// ahead nothing is noted: it runs again, by itself.
+func (s *Statement) Answered(rows driver.Rows, err error) {
+	var r *Rows
+	if err == nil {
+		if r, err = ReadAhead(rows, BufferBytes); err == nil && r.Streaming() {
+			_ = r.Close()
+			return
+		}
+	}
+	s.Sent = &Answer{r, err}
+}
+
+// mayBeSeveral reports whether the text, with its arguments in it, has a semicolon before its end. Only that byte can
+// end a statement, whatever the quotes, the comments, sql_mode and the character set are: in no character set of a
+// client's is it part of another character. No server prepares a text of several statements.
+func (s *Statement) mayBeSeveral() bool {
+	text := strings.TrimSuffix(strings.TrimRight(s.Text, " \t\r\n"), ";")
+	return strings.Contains(text, ";") || slices.ContainsFunc(s.Args, func(arg driver.NamedValue) bool {
+		switch v := arg.Value.(type) {
+		case nil, bool, int64, uint64, float64, time.Time:
+			return false
+		case string:
+			return strings.Contains(v, ";")
+		case []byte:
+			return bytes.IndexByte(v, ';') >= 0
+		}
+		return true
+	})
 }
 
 // Direct runs it without preparing, or returns driver.ErrSkip.

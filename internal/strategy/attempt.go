@@ -2,11 +2,10 @@ package strategy
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -21,18 +20,17 @@ import (
 type Attempt struct {
 	Key     string // in errors
 	Wait    time.Duration
-	Waiting Waiting // nil for nobody to ask
-	Once    bool    // what follows is one wait for Waiting, until Finish: so the caller is not refused between two waits, and an observer sees one
+	Waiting Waiting      // nil for nobody to ask
+	Short   func() error // says which bound leaves it no connection to ask on; nil, or no error, for none
+	Once    bool         // what follows is one wait for Waiting, until Finish: so the caller is not refused between two waits, and an observer sees one
 	Start   time.Time
 	Since   time.Time // when the caller began to wait, for those who look, and for its error; before Start if this call is not the first
 	Heard   Heard
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
-	Broke   bool            // the connection of the transaction that was to begin with the lock was broken before anything was sent
-	Refused []int           // slots that Slot leaves out: found locked, where the server does not tell which are
 
-	vanished int             // how often Vanished was true
+	vanished time.Time       // when Vanished was true first
 	cleaning bool            // it did not want to wait, and waits for the end of a clean-up
 	awaited  Leased          // what AwaitLease waited for last
 	since    time.Time       // when that began
@@ -50,14 +48,17 @@ func (a *Attempt) Finish() {
 	}
 }
 
-// Vanished reports that a statement has failed with err since a row is missing that was there, for
-// the first few times: make the rows again.
+// Vanished reports that a statement has failed with err since a row is missing that was there: make
+// the rows again. Clean-ups without a pause may remove an unused row again and again, so it is tried
+// for as long as the caller waits, and at least for cleaningWait.
 func (a *Attempt) Vanished(err error) bool {
-	if !errors.Is(err, keyrow.ErrNoRow) && !server.Missing(err) || a.vanished == 3 {
+	if !errors.Is(err, keyrow.ErrNoRow) && !server.Missing(err) {
 		return false
 	}
-	a.vanished++
-	return true
+	if a.vanished.IsZero() {
+		a.vanished = time.Now()
+	}
+	return a.Left() > 0 || time.Since(a.vanished) < cleaningWait
 }
 
 // Cleaning is for a caller that would not wait, and has found a row locked. It reports whether a
@@ -69,7 +70,8 @@ func (a *Attempt) Cleaning(ctx context.Context, rows *keyrow.Rows) bool {
 	return a.cleaning
 }
 
-// cleaningWait is how long a request without a wait does wait while a clean-up is running.
+// cleaningWait is how long a request without a wait does wait while a clean-up is running, and how
+// long rows that vanish are made again for it.
 const cleaningWait = 2 * time.Second
 
 // Began is when the caller began to wait.
@@ -85,6 +87,9 @@ func (a *Attempt) Left() time.Duration { return a.Wait - time.Since(a.Start) }
 
 // begin begins to wait, until done, for a caller that ends the wait after Left by other means.
 func (a *Attempt) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+	if a.Heard.Load() {
+		a.Ticket.Told()
+	}
 	switch {
 	case a.Left() <= 0:
 		return nil, nil, ErrWaitOver
@@ -126,14 +131,18 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 		a.HeldBy = holder
 		return lockerr.ErrLocked
 	}
-	ctx, done, err := a.begin(ctx)
+	var ahead queue.Ahead
+	done := func() {}
+	if a.Left() > 0 { // else those in front may know who has the key
+		ctx, done, err = a.begin(ctx)
+	}
 	if err == nil {
 		defer done()
 		over := time.NewTimer(a.Left()) // it costs less than a derived context
 		defer over.Stop()
-		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed})
+		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed, Ahead: &ahead})
 	}
-	if err != nil || a.Ticket.HandedOver() != nil {
+	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
 	}
 	if err == nil {
@@ -142,6 +151,11 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	for _, e := range keys {
 		if a.HeldBy == nil {
 			a.HeldBy, _ = q.HolderOf(e)
+		}
+	}
+	if !ahead.Asks && a.HeldBy == nil && !a.Heard.Load() && a.Short != nil {
+		if short := a.Short(); short != nil {
+			return fmt.Errorf("%w; callers of this process wait in front of this one: %w", short, err)
 		}
 	}
 	return err
@@ -157,16 +171,17 @@ type Leased struct {
 
 func (l *Leased) Error() string { return "the key has a lease" }
 
-// Pace is the time between two attempts of a caller that nobody wakes, and announcedPace that of a
-// poller that has announced itself.
-const Pace, announcedPace = 250 * time.Millisecond, 100 * time.Millisecond
+// Pace is the time between two attempts of a caller that nobody wakes, and pollPace that of a poller:
+// a caller for which there is no connection to wait on. Nobody leaves the lock to it.
+const Pace, pollPace = 250 * time.Millisecond, 100 * time.Millisecond
 
-// Pause is how long a poller waits before it asks again.
-func Pause(announced bool) time.Duration {
-	if announced {
-		return announcedPace
+// Pause is how long a caller waits before it asks again.
+func Pause(polls bool) time.Duration {
+	pace := Pace
+	if polls {
+		pace = pollPace
 	}
-	return Pace + rand.N(Pace/5)
+	return pace + rand.N(pace/5)
 }
 
 // Sleep waits for d, and reports whether ctx goes on.
@@ -215,27 +230,6 @@ func (a *Attempt) EndTurn() {
 	}
 }
 
-// Slot returns the one of n slots to try next: one that was given back in this process, or else,
-// if it may guess, one that nobody of this process has, or else one that free finds among these; -1
-// if there is none.
-func (a *Attempt) Slot(ctx context.Context, n int, guess bool, free func(ctx context.Context, open []int) (int, error)) (slot int, err error) {
-	if slot = a.Ticket.Free(); slot >= 0 && !slices.Contains(a.Refused, slot) {
-		return slot, nil
-	}
-	open := queue.Without(a.Ticket.Untaken(n), a.Refused)
-	if guess && len(open) > 0 {
-		return open[rand.N(len(open))], nil
-	}
-	slot = -1
-	if len(open) > 0 {
-		slot, err = free(ctx, open)
-	}
-	if err == nil && slot < 0 {
-		a.Heard.Store(true)
-	}
-	return slot, err
-}
-
 // Limits say how long a caller may be kept after the end of its context, for the answer to a
 // statement that may grant the lock.
 type Limits struct {
@@ -276,14 +270,23 @@ func (l Limits) Answered(ctx context.Context, done <-chan struct{}) bool {
 // was ready to wait.
 var ErrWaitOver = queue.ErrOver
 
-// ErrSilent is of a caller that does not wait any longer for the server to say anything.
-var ErrSilent = errors.New("the server has not answered")
-
-// ErrNoAnswer is what a limit of the driver's own for the server's answer ends with.
-var ErrNoAnswer = lockerr.With(lockerr.ErrExhausted, ErrSilent)
+// NoAnswer is the error of a caller that nobody has told whether somebody has the key, because of err.
+func NoAnswer(err error) error {
+	var silence server.Silence
+	var network *net.OpError
+	switch {
+	case errors.Is(err, lockerr.ErrNoAnswer):
+		return err
+	case errors.As(err, &silence):
+		return fmt.Errorf("%w for %v", lockerr.ErrNoAnswer, silence.For.Round(time.Millisecond))
+	case errors.As(err, &network): // a timeout of the network's matches context.DeadlineExceeded, and is none of a context
+		err = errors.New(err.Error())
+	}
+	return lockerr.With(lockerr.ErrNoAnswer, err)
+}
 
 // Silent is the error of a caller whose context has ended before the server has answered.
-func Silent(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrSilent, ctx.Err()) }
+func Silent(ctx context.Context) error { return NoAnswer(ctx.Err()) }
 
 // Terms are what the errors of a strategy say.
 type Terms struct {
@@ -298,8 +301,8 @@ func (t Terms) Failure(op, key string, err error) *lockerr.Error {
 	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: server.HideBadConn(err)}
 }
 
-// Heard is whether a caller that asks for a lock has been told that somebody has the key: by the
-// server, or by the queue, in which others of its process are in front. What else the server has
+// Heard is whether a caller that asks for a lock knows that somebody has the key: from the server, or
+// from the callers of its process that are in front of it in the queue. What else the server has
 // answered, also that it has granted the lock when it was too late, does not say that.
 type Heard struct{ atomic.Bool }
 
@@ -311,13 +314,9 @@ func (h *Heard) From(err error) {
 	}
 }
 
-// Explain is the Failure of a caller that has not got what it has asked for; if Broke,
-// driver.ErrBadConn, with which it may try another connection. ctx is the caller's. ask asks the
+// Explain is the Failure of a caller that has not got what it has asked for. ctx is the caller's. ask asks the
 // server who has it, if nobody has told; nil is not to ask.
 func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(context.Context) *lockerr.Holder) error {
-	if a.Broke {
-		return driver.ErrBadConn
-	}
 	if a.HeldBy != nil {
 		a.Heard.Store(true)
 	}
@@ -328,11 +327,11 @@ func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(cont
 		if ctx.Err() != nil {
 			limit = t.GiveUp
 		}
-		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+		own, cancel := server.Within(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		a.HeldBy = ask(own)
 	}
-	if !errors.Is(err, lockerr.ErrExhausted) {
+	if !errors.Is(failed.Err, lockerr.ErrExhausted) && !errors.Is(failed.Err, lockerr.ErrNoAnswer) {
 		failed.Holder = a.HeldBy
 	}
 	return failed
@@ -342,57 +341,84 @@ func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(cont
 const askTime = 100 * time.Millisecond
 
 // Unreached is err of a caller that has not asked for the lock yet, or whose connection has gone without
-// it.
+// it: the part of the rule of reason that needs no attempt.
 func Unreached(err error) error {
 	switch {
-	case errors.Is(err, lockerr.ErrExhausted):
+	case errors.Is(err, lockerr.ErrExhausted), errors.Is(err, lockerr.ErrNoAnswer):
 		return err
 	case server.Full(err):
-	case server.Gone(err, nil):
-		err = fmt.Errorf("the server went away, or the connection broke, and the lock is not held: %w", err)
+		return lockerr.With(lockerr.ErrExhausted, err)
 	case server.Interrupted(err):
-		err = fmt.Errorf("the server ended a statement that comes before the lock, by its own limit or a KILL: %w", err)
-	default:
-		return err
+		return NoAnswer(fmt.Errorf("it ended a statement that comes before the lock, by its own limit or a KILL: %w", err))
+	case errors.As(err, new(*net.OpError)), errors.As(err, new(server.Silence)):
+		return NoAnswer(err)
+	case server.Gone(err, nil):
+		return NoAnswer(fmt.Errorf("it went away, or the connection broke, and the lock is not held: %w", err))
 	}
-	return lockerr.With(lockerr.ErrExhausted, err)
+	return err
 }
 
-// reason is what a failed attempt that has ended with err is told.
+// reason is what a failed attempt that has ended with err is told. One rule decides for all of them:
+//
+//	somebody is known to have the key        ErrTimeout; to a caller that would not wait, ErrLocked
+//	there was no connection to ask on        ErrExhausted, which says what bounds them
+//	the server was asked, and said nothing   ErrNoAnswer
+//	the server has said something else       that
+//
+// The error matches an error of a context only if the caller's own context has ended.
 func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
-	silent := !a.Heard.Load() && server.Number(err) == 0
+	ended, over := ctx.Err(), errors.Is(err, ErrWaitOver)
+	if ended != nil && Ungranted(err) {
+		return lockerr.With(lockerr.ErrTimeout, ended)
+	}
+	own := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	short := errors.Is(err, lockerr.ErrExhausted) || server.Full(err)
+	silent := over || errors.Is(err, lockerr.ErrNoAnswer) || errors.As(err, new(server.Silence)) || server.Gone(err, nil) ||
+		server.Number(err) == 0 && (own || ended != nil)
+	taken := a.Heard.Load() && (short || silent) && (over || ended != nil || a.Left() <= 0) ||
+		server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0) // while it waited
 	switch {
-	case silent && ctx.Err() == nil && errors.Is(err, ErrWaitOver):
-		err = ErrNoAnswer
-	case !silent && errors.Is(err, ErrWaitOver) && a.cleaning:
-		err = lockerr.ErrLocked
-	case !silent && errors.Is(err, ErrWaitOver):
-		err = lockerr.ErrTimeout
-	case errors.Is(err, lockerr.ErrExhausted), server.Full(err):
+	case decided(err) && (ended == nil || !errors.Is(err, lockerr.ErrLost)): // the end of the caller's context is no loss
+		return t.Refusal(server.Explain(err))
+	case taken && ended == nil && (a.Wait == 0 || over && a.cleaning):
+		return lockerr.ErrLocked
+	case taken:
+		return lockerr.With(lockerr.ErrTimeout, ended)
+	case short:
 		err = Unreached(err)
-		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-			err = fmt.Errorf("%w: %w", err, ended)
-		}
-	case ctx.Err() != nil && silent:
-		err = Silent(ctx)
-	case ctx.Err() != nil:
-		err = lockerr.With(lockerr.ErrTimeout, ctx.Err())
-	case server.Gone(err, nil) && !errors.Is(err, lockerr.ErrLost):
+	case silent && ended != nil:
+		err = NoAnswer(ended)
+	case over, silent && own:
+		err = lockerr.ErrNoAnswer
+	case silent:
 		err = Unreached(err)
-	case errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lockerr.ErrTimeout) && !errors.Is(err, lockerr.ErrLost):
-		// A limit of ours, for the server's answer: nobody need have the key. The caller's
-		// context goes on, and the error must not say else.
-		err = ErrNoAnswer
 	default:
 		err = t.Refusal(server.Explain(err))
 	}
+	if ended != nil && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", err, ended)
+	}
 	return err
+}
+
+// decided reports whether err says itself what has become of the attempt.
+func decided(err error) bool {
+	for _, known := range []error{
+		lockerr.ErrLost, lockerr.ErrDeadlock, lockerr.ErrClosed, lockerr.ErrUnsafe, lockerr.ErrConflict, lockerr.ErrStaleSnapshot, lockerr.ErrLocked, lockerr.ErrTimeout,
+	} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
 }
 
 // Refusal adds what to do to the error of a server that refuses statements of the strategy
 // altogether. It returns other errors as they are.
 func (t Terms) Refusal(err error) error {
 	switch {
+	case t.Writes != "" && server.ReadOnlyTransactions(err):
+		return server.RefusedReadOnly(err)
 	case t.Writes != "" && server.Refused(err):
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the server takes no writes, so %s: %w", t.Writes, err))
 	case t.Grants != "" && server.Denied(err):

@@ -95,7 +95,9 @@ func TestExplain(t *testing.T) {
 		"the wait is over":         {context.Background(), strategy.ErrWaitOver, []error{lockerr.ErrTimeout, lockerr.ErrLocked}, "not granted within the wait"},
 		"the wait is over, and so": {ended, strategy.ErrWaitOver, []error{lockerr.ErrTimeout}, "not granted within the wait"},
 		"cancelled":                {ended, errors.New("closed"), []error{lockerr.ErrTimeout, context.Canceled}, ""},
-		"exhausted":                {ended, lockerr.ErrExhausted, []error{lockerr.ErrExhausted}, ""},
+		"exhausted, cancelled":     {ended, lockerr.ErrExhausted, []error{lockerr.ErrTimeout, context.Canceled}, ""},
+		"exhausted":                {context.Background(), lockerr.ErrExhausted, []error{lockerr.ErrExhausted}, ""},
+		"full":                     {context.Background(), of(1040), []error{lockerr.ErrExhausted}, ""},
 		"locked":                   {context.Background(), lockerr.ErrLocked, []error{lockerr.ErrLocked}, ""},
 		"deadlock":                 {context.Background(), of(1213), []error{lockerr.ErrDeadlock}, ""},
 		"deadlock of named locks":  {context.Background(), of(3058), []error{lockerr.ErrDeadlock}, ""},
@@ -103,11 +105,11 @@ func TestExplain(t *testing.T) {
 		"read-only":                {context.Background(), of(1290), []error{lockerr.ErrUnsafe}, "takes no writes, so nothing can be locked"},
 		"denied":                   {context.Background(), of(1142), nil, "the account needs SELECT"},
 		"shared by a router":       {context.Background(), of(3566), []error{lockerr.ErrUnsafe}, "connection_sharing=0"},
-		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrExhausted}, "the connection broke, and the lock is not held"},
-		"ended by the server":      {context.Background(), of(1053), []error{lockerr.ErrExhausted}, "the server went away"},
+		"broken":                   {context.Background(), driver.ErrBadConn, []error{lockerr.ErrNoAnswer}, "the connection broke, and the lock is not held"},
+		"ended by the server":      {context.Background(), of(1053), []error{lockerr.ErrNoAnswer}, "it went away"},
 		"lost before":              {context.Background(), lockerr.With(lockerr.ErrLost, mysql.ErrInvalidConn), []error{lockerr.ErrLost}, ""},
 	} {
-		a := &strategy.Attempt{Key: "k", Start: time.Now().Add(-time.Minute)}
+		a := &strategy.Attempt{Key: "k", Wait: time.Hour, Start: time.Now().Add(-time.Minute)}
 		a.Heard.Store(true)
 		err := a.Explain(c.ctx, terms, c.err, nil)
 		for _, want := range c.want {
@@ -122,11 +124,11 @@ func TestExplain(t *testing.T) {
 		if errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("%s: database/sql would try %v again", name, err)
 		}
-		if name == "exhausted" && errors.Is(err, lockerr.ErrTimeout) {
-			t.Errorf("%s: %v", name, err)
+		if errors.Is(err, lockerr.ErrTimeout) && (errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer)) {
+			t.Errorf("%s is two things: %v", name, err)
 		}
 	}
-	a := &strategy.Attempt{Key: "k", Start: time.Now()}
+	a := &strategy.Attempt{Key: "k", Wait: time.Hour, Start: time.Now()}
 	a.Heard.From(driver.ErrBadConn)
 	for name, err := range map[string]error{
 		"the wait is over":      a.Explain(context.Background(), terms, strategy.ErrWaitOver, nil),
@@ -135,14 +137,12 @@ func TestExplain(t *testing.T) {
 		"cancelled, wait is up": a.Explain(ended, terms, strategy.ErrWaitOver, nil),
 	} {
 		cancelled := strings.HasPrefix(name, "cancelled")
-		if errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrExhausted) == cancelled || errors.Is(err, context.Canceled) != cancelled ||
+		if !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, context.Canceled) != cancelled ||
 			errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "has not answered") {
 			t.Errorf("silence, %s: %v", name, err)
 		}
 	}
 	dbtest.Is(t, "the server's answer is none", a.Explain(ended, terms, of(1317), nil), lockerr.ErrTimeout)
-	a.Broke = true
-	dbtest.Is(t, "the transaction's connection was broken", a.Explain(ended, terms, lockerr.ErrLocked, nil), driver.ErrBadConn)
 	if err := terms.Failure("release", "k", driver.ErrBadConn); errors.Is(err, driver.ErrBadConn) {
 		t.Errorf("database/sql would try %v again", err)
 	}

@@ -4,7 +4,7 @@
 //
 //	before BEGIN    Take      what lies outside of the transaction is taken
 //	after BEGIN     –         row locks alone lie inside: see rowlock.Locker's Begin and Join
-//	before COMMIT   Check     what is held is still held; versions are compared
+//	with COMMIT     Check     what is held is still held; versions are compared
 //	after the end   Release   and Next, of what is held
 //
 // Its Traits say what joins what, so that hardly anything outside a strategy's own package
@@ -60,12 +60,21 @@ type Request struct {
 	// Lost is called once, on a goroutine of its own, when the lock may be lost.
 	Lost func()
 
-	// Conn, which has no transaction open and whose turn is the caller's, is for what
-	// is to be read where the application reads; nil for any connection.
-	Conn *pool.Conn
+	// Lends is the connection on which the caller goes on; nil for none.
+	Lends *Lender
+}
 
-	// Begin is the transaction that Take may begin with the lock; nil for none.
-	Begin *Beginning
+// Lender lends the connection on which the caller of Take goes on: its session, on which a
+// transaction begins with the first statement, or, outside of transactions, one of the
+// application's. A strategy may take a lock or read a version there, as long as it need not wait.
+type Lender struct {
+	// Get returns the connection, with its turn. No transaction is open on it. Take calls it
+	// at most once. After an error there is none, and it is for the caller to say why.
+	Get func(ctx context.Context) (*pool.Conn, error)
+
+	// Put gives it back, before Take waits, or fails: Take keeps no connection then. A connection
+	// on which a transaction may be open, or a lock held, is tainted before.
+	Put func()
 }
 
 // Strategy keeps locks on one server. It is safe for concurrent use.
@@ -75,10 +84,10 @@ type Strategy interface {
 	// strategies inside transactions.
 	Take(ctx context.Context, r Request) ([]Grant, error)
 
-	// Check makes sure, right before the transaction on c commits, that what is
-	// held is still held. wrote: the transaction may have written. The keys in an
-	// error are the resources' rows. After an error the transaction must be rolled back.
-	Check(ctx context.Context, c *pool.Conn, held []Grant, wrote bool) (Check, error)
+	// Check says what makes sure, right before the transaction on c, a session, commits, that
+	// what is held is still held. The keys in an error are the resources' rows. After an error
+	// the transaction must be rolled back.
+	Check(ctx context.Context, c *pool.Conn, held []Grant, how Commit) (Check, error)
 
 	// Holder asks the server who has what row keeps, without waiting for anybody. It returns nil if
 	// nobody has it or the strategy itself has, or if the server does not say before ctx ends.
@@ -110,8 +119,8 @@ type Versioned interface {
 	Moved(ctx context.Context) (bool, error)
 }
 
-// Verified is what was read on another connection than the application reads on. Verify
-// fails with ErrConflict if conn, which has its transaction open, may show what was there
+// Verified is what may have been read on another connection than the application reads on. Verify
+// fails with ErrConflict if conn, on which the application is about to read, may show what was there
 // before that.
 type Verified interface {
 	Verify(ctx context.Context, conn driver.Conn) error
@@ -129,42 +138,59 @@ type Slotted interface{ Slot() int }
 // Queued is what has a place in the process's own queue.
 type Queued interface{ Ticket() *queue.Ticket }
 
-// Check is what is left to be done at COMMIT. The zero value is nothing.
+// Commit says what a transaction has done that is about to commit.
+type Commit struct {
+	Wrote bool // it may have written
+	Ends  bool // what is held ends with it, so its release may be a part of the COMMIT
+}
+
+// Check is what goes out with a COMMIT: see [pool.Conn.Send], also for what a text may be. The
+// zero value is nothing.
 type Check struct {
-	// Commit checks and commits in one statement; done is false, without an error,
-	// if the server has no way for that: then call Fence and commit. If unknown is true with
-	// an error, the transaction may have been committed all the same, as after any COMMIT;
-	// else it is not, and must be rolled back. nil if all has been checked.
-	Commit func(ctx context.Context) (done, unknown bool, err error)
+	// Before are statements of the transaction, in front of COMMIT: guards, which fail where
+	// the check does ([server.Flavour.Guard]), and what the COMMIT is to change. None begins
+	// with COMMIT or ROLLBACK.
+	Before []string
 
-	// Release is Commit for what ends with the transaction: it also releases what is held.
-	// After done, or unknown, Release of what is held does what is left of that. nil if
-	// there is no way for that.
-	Release func(ctx context.Context) (done, unknown bool, err error)
+	// After are statements behind COMMIT, which free what ends with the transaction. Each
+	// begins with SELECT.
+	After []string
 
-	// Fence is the check alone, after which the locks stay ours until the
-	// transaction has ended. It comes with Commit.
-	Fence func(ctx context.Context) error
+	// Failed explains the error err with which Before[at] has failed. Nothing was committed then.
+	// err has no number of the server's if the connection was lost.
+	Failed func(ctx context.Context, at int, err error) error
 
-	// Lasting: what Fence has locked until COMMIT would outlast the lock itself if the
-	// client vanished, so no connection may be idle in between for longer than a TTL.
-	Lasting bool
+	// Again reports whether Before[at], which has failed with err, is to be sent again, with all behind it: the
+	// transaction is as it was. nil is no.
+	Again func(at int, err error) bool
+
+	// Ended is called once with how the COMMIT has ended. nil is nothing to do.
+	Ended func(o Outcome)
 
 	// Unsure is to be called if the answer to COMMIT is lost, before the locks are
 	// given back: it returns when the server has done with it. nil is nothing to do.
 	Unsure func(ctx context.Context)
 }
 
+// Outcome is how the COMMIT of a [Check] has ended.
+type Outcome int
+
+const (
+	Failed        Outcome = iota // nothing was committed
+	Unknown                      // it may be committed, as after any COMMIT that was not answered
+	OnlyCommitted                // it is committed, and what comes behind COMMIT may not be done
+	Committed                    // it is committed, and all that comes behind COMMIT is done
+)
+
 // Config says where a strategy keeps its locks. Each strategy uses what it needs of it.
 type Config struct {
-	Info       server.Info
-	Table      schema.Table // the lock table
-	Rows       *keyrow.Rows // of that table
-	Procedures *schema.Registry
-	Namespace  string        // precedes keys
-	Owner      string        // the name of this process, for errors
-	TTL        time.Duration // the longest wait in one statement, and how long a connection that holds something may be silent
-	Queue      *queue.Queue  // where the callers of this process queue; strategies whose locks exclude each other share it
+	Info      server.Info
+	Table     schema.Table  // the lock table
+	Rows      *keyrow.Rows  // of that table
+	Namespace string        // precedes keys
+	Owner     string        // the name of this process, for errors
+	TTL       time.Duration // the longest wait in one statement, and how long a connection that holds something may be silent
+	Queue     *queue.Queue  // where the callers of this process queue; strategies whose locks exclude each other share it
 
 	// Conns are the connections of the strategy's own, which began with its Setup(TTL); Control are
 	// those in autocommit for statements beside the caller's: making rows, asking, KILL. None of
@@ -187,10 +213,6 @@ type Config struct {
 	// Await returns when key's lease may have been released, after atMost, or with ctx's error. The
 	// caller has waited since then. done lets the next waiter have its turn.
 	Await func(ctx context.Context, key string, since time.Time, atMost time.Duration) (done func(), err error)
-
-	// FreeSlot looks for one of open, the indexes of some of rows, that nobody has locked, and that
-	// has no live lease; -1 is none.
-	FreeSlot func(ctx context.Context, rows []string, open []int) (int, error)
 }
 
 // Running are the calls of a strategy, and their work in the background, until the strategy is

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
@@ -40,7 +41,7 @@ func (w Waiter) Run(ctx context.Context, do func(context.Context) error) (stoppe
 	kctx := ctx // a caller that goes on has time
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
-		kctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), w.of(ctx))
+		kctx, cancel = server.Within(context.WithoutCancel(ctx), w.of(ctx))
 		defer cancel()
 		if w.Stops != nil {
 			w.Stops(kctx)
@@ -86,7 +87,7 @@ func (w Waiter) letEnd(ctx context.Context, answer <-chan error, abandon func())
 // kill kills the statement. It does not wait long, so that a control connection that hangs does
 // not keep the caller from its answer.
 func (w Waiter) kill(ctx context.Context) (late bool) {
-	ctx, cancel := context.WithTimeout(ctx, killTime)
+	ctx, cancel := server.Within(ctx, killTime)
 	defer cancel()
 	return w.Control.KillQuery(ctx, w.Mark)
 }

@@ -42,7 +42,9 @@ func (s scratch) look(i *inspect.Inspector, f inspect.Filter) *inspect.Lock {
 func TestDoctor(t *testing.T) {
 	s := newScratch(t)
 	dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
-	for param, unsafe := range map[string][]string{"lockTTL=1m": {"advisory"}, "tidb_txn_mode=%27optimistic%27": {"row", "lease", "advisory"}} {
+	for param, unsafe := range map[string][]string{
+		"lockTTL=1m": {"advisory"}, optimists[0]: {"lease", "advisory"}, optimists[1]: {"lease", "advisory"},
+	} {
 		i, err := inspect.New(s.handle(param), inspect.Options{})
 		dbtest.OK(t, err)
 		d, err := i.Doctor(dbtest.Limited(t))

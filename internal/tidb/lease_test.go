@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
@@ -82,6 +83,8 @@ const steal = "UPDATE mysqllock SET token = token + 1, owner = NULL WHERE name =
 // TestStolenLease: a holder whose lease is released by force commits nothing, whether it can know
 // of it or not; and once the fence has found the lease, nobody gets it before the COMMIT.
 func TestStolenLease(t *testing.T) {
+	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
+	t.Cleanup(func() { is.FixForm(is.Auto) })
 	for name, c := range map[string]struct {
 		at   func(text string) bool // when it is stolen
 		lost bool                   // it can be
@@ -168,6 +171,42 @@ func TestAnswerLost(t *testing.T) {
 	s := newScratch(t)
 	var tap dbtest.Tap
 	engine.LostAnswersLeaveNothing(t, &tap, s.tapped(&tap), s.handle())
+}
+
+// TestManyKeysOfManyCallers: each key has one holder at a time.
+func TestManyKeysOfManyCallers(t *testing.T) {
+	for way, opts := range engine.Exclusive {
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			engine.ManyKeys(t, []*sql.DB{s.handle(), s.handle("maxConns=12")}, opts...)
+		})
+	}
+}
+
+// TestTokensGrowBesideCleanUps: so do those of keys whose rows a clean-up removes between two holders.
+func TestTokensGrowBesideCleanUps(t *testing.T) {
+	s := newScratch(t)
+	db, other, i := s.handle(), s.handle(), s.inspector(s.dsn)
+	warm := stock.Acquire(t, db, "k", lockctx.Lease(engine.Lease)) // there is a table now
+	dbtest.OK(t, warm.Release())
+	ctx, stop := context.WithCancel(dbtest.Limited(t))
+	var removed int
+	var cleaner sync.WaitGroup
+	cleaner.Go(func() {
+		for ctx.Err() == nil {
+			done, err := i.Clean(ctx, inspect.CleanUp{})
+			removed += done.Removed
+			if err != nil && ctx.Err() == nil && !errors.Is(err, mysqllock.ErrLocked) { // by programs that make rows
+				t.Error(err)
+			}
+		}
+	})
+	engine.ManyKeys(t, []*sql.DB{db, other}, engine.Exclusive["lease"]...)
+	stop()
+	cleaner.Wait()
+	if removed < 12 {
+		t.Errorf("only %d rows were removed", removed)
+	}
 }
 
 // TestSlots: as many callers as there are slots hold one at a time, and a slot that is free is
@@ -284,15 +323,15 @@ func TestCosts(t *testing.T) {
 				return add(tx)
 			})
 		}},
-		{name: "row", cost: 5, do: under(lockctx.Row())},
+		{name: "row", cost: 3, do: under(lockctx.Row())},
 		{name: "row, Do", cost: 3, do: func() error {
 			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 				_, err := db.ExecContext(ctx, "UPDATE c SET n = n + 1 WHERE id = 1")
 				return err
 			})
 		}},
-		{name: "lease", cost: 11, do: under(lockctx.Lease(engine.Lease))},
-		{name: "optimistic", cost: 5, do: under(lockctx.Optimistic())},
+		{name: "lease", cost: 5, do: under(lockctx.Lease(engine.Lease))},
+		{name: "optimistic", cost: 3, do: under(lockctx.Optimistic())},
 	}
 	warm, rounds := 3, dbtest.Long(20, 200)
 	for round := range warm + rounds {

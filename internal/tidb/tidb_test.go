@@ -5,18 +5,23 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+	"github.com/ngrok/sqlmw"
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/engine"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
@@ -124,15 +129,6 @@ func ways() map[string]engine.Way {
 		}
 		return tx.Commit()
 	})
-	all["claim with ForUpdate"] = func(ctx context.Context, db *sql.DB) error {
-		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
-			var n int
-			if err := tx.QueryRowContext(lockctx.Claim(ctx, lockctx.ForUpdate()), read).Scan(&n); err != nil {
-				return err
-			}
-			return write(ctx, tx, n+1)
-		})
-	}
 	return all
 }
 
@@ -190,102 +186,74 @@ func TestNothingIsLost(t *testing.T) {
 // TestRefused: what does not hold is refused in words.
 func TestRefused(t *testing.T) {
 	is := "TiDB " + dbtest.Column[string](t, dbtest.Open(t, "mysql", server.DSN("")), "SELECT VERSION()")[0]
-	late := func(ctx context.Context, db *sql.DB, o *sql.TxOptions) error {
-		tx, err := db.BeginTx(ctx, o)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		return count(lockctx.With(ctx, "k"), tx)
-	}
-	claim := func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
-		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
-			var n int
-			return tx.QueryRowContext(lockctx.Claim(ctx, o), read).Scan(&n)
-		})
-	}
 	begin := func(o ...lockctx.Option) func(context.Context, *sql.DB) error {
 		return func(ctx context.Context, db *sql.DB) error {
 			return stock.InTx(lockctx.With(ctx, "k", o...), db, func(*sql.Tx) error { return nil })
 		}
 	}
 	for what, c := range map[string]struct {
-		param string
-		ask   func(context.Context, *sql.DB) error
-		is    error
-		says  string
+		params []string // of handles, each of which is told so; nil for one without
+		ask    func(context.Context, *sql.DB) error
+		is     error
+		says   string
 	}{
-		"advisory": {"", begin(lockctx.Advisory()), mysqllock.ErrUnsafe, "advisory locks need GET_LOCK, which does not work on " + is + "; use a row lock"},
-		"shared":   {"", begin(lockctx.Shared()), mysqllock.ErrUnsafe, "shared row locks need FOR SHARE, which does not work on " + is + "; leave out lockctx.Shared"},
-		"claim with SkipLocked": {
-			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.SkipLocked()) }, mysqllock.ErrUnsafe,
-			"claims with SkipLocked need SKIP LOCKED, which does not work on " + is + "; claim with ForUpdate",
-		},
-		"claim with ForShare": {
-			"", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.ForShare()) }, mysqllock.ErrUnsafe,
-			"claims with ForShare need FOR SHARE, which does not work on " + is + "; claim with ForUpdate",
-		},
-		"REPEATABLE READ": {"", func(ctx context.Context, db *sql.DB) error {
+		"advisory": {nil, begin(lockctx.Advisory()), mysqllock.ErrUnsafe, "advisory locks need GET_LOCK, which does not work on " + is + "; use a row lock"},
+		"shared":   {nil, begin(lockctx.Shared()), mysqllock.ErrUnsafe, "shared row locks need FOR SHARE, which does not work on " + is + "; leave out lockctx.Shared"},
+		"REPEATABLE READ": {nil, func(ctx context.Context, db *sql.DB) error {
 			tx, err := db.BeginTx(lockctx.With(ctx, "k"), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
 			if err == nil {
 				err = tx.Rollback()
 			}
 			return err
 		}, mysqllock.ErrUnsafe, "on " + is + " a Repeatable Read transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED"},
-		"late hint": {"", func(ctx context.Context, db *sql.DB) error { return late(ctx, db, nil) }, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
-		"late hint, optimistic": {"tidb_txn_mode=%27optimistic%27", func(ctx context.Context, db *sql.DB) error {
-			return late(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-		}, mysqllock.ErrUnsafe, "tidb_txn_mode is optimistic, so that row locks exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN"},
-		"late lease": {"", func(ctx context.Context, db *sql.DB) error {
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback()
-			return count(lockctx.With(ctx, "k", lockctx.Lease(engine.Lease)), tx)
-		}, mysqllock.ErrStaleSnapshot, "begin the transaction with the lock context"},
 		"lease, optimistic": {
-			"tidb_txn_mode=%27optimistic%27", begin(lockctx.Lease(engine.Lease)), mysqllock.ErrUnsafe,
-			"tidb_txn_mode is optimistic, so that fences of leases exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
-		},
-		"claim, optimistic": {
-			"tidb_txn_mode=%27optimistic%27", func(ctx context.Context, db *sql.DB) error { return claim(ctx, db, lockctx.ForUpdate()) }, mysqllock.ErrUnsafe,
-			"tidb_txn_mode is optimistic, so that claims exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
+			optimists, begin(lockctx.Lease(engine.Lease)), mysqllock.ErrUnsafe,
+			"tidb_txn_mode is not pessimistic, so that fences of leases exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN",
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newScratch(t)
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
-			err := c.ask(dbtest.Limited(t), s.handle(strings.Fields(c.param)...))
-			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v\nwant %s", err, c.says)
+			if c.params == nil {
+				c.params = []string{"lockTTL=1m"}
+			}
+			for _, param := range c.params {
+				err := c.ask(dbtest.Limited(t), s.handle(param))
+				if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%s: got %v\nwant %s", param, err, c.says)
+				}
 			}
 		})
 	}
 }
 
+// optimists have transactions be optimistic: TiDB takes no word for that one, too.
+var optimists = []string{"tidb_txn_mode=%27optimistic%27", "tidb_txn_mode=%27%27"}
+
 // TestOptimisticModeAndNoopFunctions: settings that would have a lock exclude nobody do not.
 func TestOptimisticModeAndNoopFunctions(t *testing.T) {
-	for _, way := range []string{"row, BeginTx", "row, Do", "optimistic, BeginTx"} {
-		t.Run(way, func(t *testing.T) {
-			s := newScratch(t)
-			params := []string{"tidb_txn_mode=%27optimistic%27", "tidb_enable_noop_functions=1"}
-			db := s.handle(params...)
-			ctx := dbtest.Limited(t)
-			var all sync.WaitGroup
-			for range 4 {
-				db := s.handle(params...) // no two are in one queue of a process
-				all.Go(func() {
-					for range 5 {
-						if err := ways()[way](ctx, db); err != nil {
-							t.Error(err)
+	for _, mode := range optimists {
+		for _, way := range []string{"row, BeginTx", "row, Do", "optimistic, BeginTx"} {
+			t.Run(way+", "+mode, func(t *testing.T) {
+				s := newScratch(t)
+				params := []string{mode, "tidb_enable_noop_functions=1"}
+				db := s.handle(params...)
+				ctx := dbtest.Limited(t)
+				var all sync.WaitGroup
+				for range 4 {
+					db := s.handle(params...) // no two are in one queue of a process
+					all.Go(func() {
+						for range 5 {
+							if err := ways()[way](ctx, db); err != nil {
+								t.Error(err)
+							}
 						}
-					}
-				})
-			}
-			all.Wait()
-			dbtest.Equal(t, "the counter is %d", dbtest.Column[int](t, db, read)[0], 20)
-		})
+					})
+				}
+				all.Wait()
+				dbtest.Equal(t, "the counter is %d", dbtest.Column[int](t, db, read)[0], 20)
+			})
+		}
 	}
 }
 
@@ -321,12 +289,11 @@ func TestWaits(t *testing.T) {
 	cancel() // it would wait for lockWait
 	dbtest.Want(t, <-waits, context.Canceled)
 
-	late, err := other.BeginTx(dbtest.Limited(t), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	dbtest.OK(t, err)
-	dbtest.Exec(t, late, "UPDATE c SET n = 7 WHERE id = 2")
-	_, err = late.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(300*time.Millisecond)), "UPDATE c SET n = 8 WHERE id = 2")
+	waiter := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "first"), other)
+	dbtest.Exec(t, waiter, "UPDATE c SET n = 7 WHERE id = 2")
+	_, err = waiter.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(300*time.Millisecond)), "UPDATE c SET n = 8 WHERE id = 2")
 	dbtest.Want(t, err, mysqllock.ErrTimeout)
-	dbtest.OK(t, late.Commit())
+	dbtest.OK(t, waiter.Commit())
 	dbtest.Equal(t, "a transaction that has waited in vain has committed %d", dbtest.Column[int](t, other, "SELECT n FROM c WHERE id = 2")[0], 7)
 
 	dbtest.OK(t, tx.Commit())
@@ -436,6 +403,52 @@ func TestKilledHolder(t *testing.T) {
 			dbtest.OK(t, stock.InTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(5*time.Second)), db, func(*sql.Tx) error { return nil }))
 		})
 	}
+}
+
+// kills counts the statements that end others.
+type kills struct {
+	sqlmw.NullInterceptor
+	sent atomic.Int32
+}
+
+func (k *kills) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if lock, ok := intercept.Of(ctx); ok && lock.Step == intercept.Kill {
+		k.sent.Add(1)
+	}
+	rows, err := conn.QueryContext(ctx, text, args)
+	return ctx, rows, err
+}
+
+// TestNothingIsKilled: a statement that is given up goes on, also with maxConns: a KILL can end the
+// server.
+func TestNothingIsKilled(t *testing.T) {
+	s := newScratch(t)
+	cfg, err := mysql.ParseDSN(s.dsn)
+	dbtest.OK(t, err)
+	var k kills
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: 8, Base: intercept.With(&k)})
+	dbtest.OK(t, err)
+	db := sql.OpenDB(connector)
+	ctx := dbtest.Limited(t)
+	for _, lock := range []bool{false, true} {
+		within, cancel := context.WithCancel(ctx)
+		if lock {
+			within = lockctx.With(within, "k")
+		}
+		tx := dbtest.Begin(t, within, db)
+		plain := dbtest.Open(t, "mysql", s.dsn)
+		over := dbtest.Go(func() error {
+			_, err := tx.ExecContext(within, "DO SLEEP(2)")
+			return err
+		})
+		dbtest.Soon(t, "it runs", func() bool {
+			return dbtest.Column[int](t, plain, "SELECT COUNT(*) FROM information_schema.processlist WHERE INFO LIKE 'DO SLEEP%'")[0] > 0
+		})
+		cancel()
+		dbtest.Want(t, <-over, context.Canceled)
+	}
+	dbtest.OK(t, db.Close())
+	dbtest.Equal(t, "%d statements look for what to end", k.sent.Load(), 0)
 }
 
 // TestLateUniquenessCheck: TiDB can be told to end a transaction at any statement that fails. What

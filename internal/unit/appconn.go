@@ -19,18 +19,16 @@ import (
 //
 // With a budget (maxConns) a Conn has one only while it needs it: from the first call
 // that does until database/sql puts the Conn back, at the end of a statement and its rows,
-// of a sql.Tx or of a sql.Conn. (See [Conn.leave] for where database/sql does not say so.)
+// of a sql.Tx or of a sql.Conn.
 // Then the appConn goes into the handle's pool, and with it all that is known of the
 // connection. Meanwhile the Conn has an empty appConn: that of a connection on which nothing
 // has happened.
 type appConn struct {
-	link    *pool.Conn   // nil: there is none
-	texts   texts        // what plain SQL text has done here
-	unlimit string       // takes the limit on idleness off again that was set for a locked transaction; "" without one
-	left    sqltext.Left // what statements have left here
-	bad     atomic.Bool  // must not be used again
-	stmts   statements
-	user    *Conn // has the connection, or had it last
+	link  *pool.Conn   // nil: there is none
+	texts texts        // what plain SQL text has done here
+	left  sqltext.Left // what statements have left here
+	bad   atomic.Bool  // must not be used again
+	stmts statements
 }
 
 // pristine reports whether the connection is like a new one.
@@ -41,18 +39,6 @@ func (s *appConn) pristine() bool {
 
 // inTransaction reports whether plain SQL text has a transaction open for sure.
 func (s *appConn) inTransaction() bool { return s.texts.state&sqltext.Idle == 0 }
-
-// carries says what a statement would miss on another connection, for errors; ""
-// where there is nothing. st is nil for BEGIN.
-func (s *appConn) carries(st *statement.Statement) string {
-	if left := s.left.String(); left != "" {
-		return "an earlier statement (" + left + ") has left something"
-	}
-	if st != nil && s.left.UserVariables() && st.Recalls() {
-		return "an earlier statement has set a user variable"
-	}
-	return ""
-}
 
 // knownState makes sure of the connection's state: where the texts tell that more may
 // be the case than that nothing is open, the server is asked.
@@ -73,12 +59,11 @@ func (s *appConn) knownState(ctx context.Context) (sqltext.State, error) {
 	return known, nil
 }
 
-// levels returns the isolation levels at, of a transaction on this connection that
-// has begun, or begins now: where the texts leave all of them possible, the server is
-// asked.
-func (s *appConn) levels(ctx context.Context, l *handle.Locks, at sqltext.Levels) (sqltext.Levels, error) {
-	if at != sqltext.AnyLevel || s.texts.session != sqltext.AnyLevel {
-		return at, nil
+// levels returns the isolation levels of statements outside of transactions: where the texts leave all of them
+// possible, the server is asked.
+func (s *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
+	if s.texts.session != sqltext.AnyLevel {
+		return s.texts.session, nil
 	}
 	if err := s.link.AwaitTurn(ctx); err != nil {
 		return 0, err
@@ -100,26 +85,13 @@ func (s *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Level
 	return s.texts.session, nil
 }
 
-// liftLimit takes the limit on idleness off before a transaction without a lock.
-func (s *appConn) liftLimit(ctx context.Context) error {
-	if s.unlimit == "" {
-		return nil
-	}
-	err := server.Exec(ctx, s.link.Conn, s.unlimit)
-	if err == nil {
-		s.unlimit = ""
-	}
-	return err
+// noteLeft notes what a statement has left.
+func (s *appConn) noteLeft(text string, info sqltext.Info, query bool, err error) {
+	s.left.Note(text, info, query, err)
+	s.stmts.stale = s.stmts.stale || info.Taints
 }
 
-// tidy is liftLimit after a lock that was not granted, whose caller may have gone.
-func (s *appConn) tidy() error {
-	ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
-	defer cancel()
-	return s.liftLimit(ctx)
-}
-
-// statements are what is prepared on an appConn for light connections.
+// statements are what is prepared on an appConn for light connections, or on a session.
 type statements struct {
 	kept []*keptStmt // by their texts, the one used last at the end
 	// stale: what is kept was prepared before a statement that taints. A text means something else
@@ -193,14 +165,12 @@ func typesOf(args []driver.NamedValue) string {
 	return string(types)
 }
 
-// refresh closes what is kept if it is stale.
-func (s *statements) refresh(on driver.Conn) {
-	if s.stale {
-		for _, k := range s.kept {
-			basedriver.CloseStmt(on, k.stmt)
-		}
-		s.kept, s.stale = nil, false
+// closeKept closes what is kept.
+func (s *statements) closeKept(on driver.Conn) {
+	for _, k := range s.kept {
+		basedriver.CloseStmt(on, k.stmt)
 	}
+	s.kept, s.stale = nil, false
 }
 
 // closeOwn closes the statements of users that have not.
@@ -215,15 +185,37 @@ func (s *statements) closeOwn(on driver.Conn) {
 // prepared returns a statement that stays prepared on the connection, for arguments of these
 // types: "" if they are not known yet.
 func (s *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
-	s.stmts.refresh(s.link.Conn)
-	if stmt := s.stmts.find(text, types); stmt != nil {
+	return s.stmts.prepared(ctx, s.link.Conn, text, types)
+}
+
+// prepared returns a statement that stays prepared on the connection on, as [appConn.prepared] does. If the server
+// has too many of all connections, those of this one are closed.
+func (s *statements) prepared(ctx context.Context, on driver.Conn, text, types string) (driver.Stmt, error) {
+	if s.stale {
+		s.closeKept(on)
+	}
+	if stmt := s.find(text, types); stmt != nil {
 		return stmt, nil
 	}
-	stmt, err := basedriver.Prepare(ctx, s.link.Conn, text)
+	stmt, err := basedriver.Prepare(ctx, on, text)
+	if server.TooManyPrepared(err) && len(s.kept) > 0 {
+		s.closeKept(on)
+		stmt, err = basedriver.Prepare(ctx, on, text)
+	}
 	if err == nil {
-		s.stmts.keep(s.link.Conn, text, types, stmt)
+		s.keep(on, text, types, stmt)
 	}
 	return stmt, err
+}
+
+// statementsOf are those that stay prepared on a session.
+func statementsOf(link *pool.Conn) *statements {
+	s, ok := link.State.(*statements)
+	if !ok {
+		s = new(statements)
+		link.State = s
+	}
+	return s
 }
 
 // again has a statement that was prepared for any connection run as it is prepared on s.
@@ -326,7 +318,7 @@ func askState(ctx context.Context, base driver.Conn) (sqltext.State, error) {
 	if rows[0][0] != "1" {
 		return sqltext.Manual, nil
 	}
-	switch stays, err := savepointStays(ctx, base, "mysqllock_open"); {
+	switch stays, err := savepointStays(ctx, base); {
 	case err == nil && !stays:
 		return sqltext.Idle, nil
 	case err == nil || server.Number(err) != 0: // as in an XA transaction that has ended and is to be prepared
@@ -336,10 +328,10 @@ func askState(ctx context.Context, base driver.Conn) (sqltext.State, error) {
 	}
 }
 
-// savepointStays reports whether a savepoint of that name outlives its statement, as it
-// does in a transaction only.
-func savepointStays(ctx context.Context, base driver.Conn, name string) (bool, error) {
-	for _, text := range []string{"SAVEPOINT " + name, "RELEASE SAVEPOINT " + name} {
+// savepointStays reports whether a savepoint outlives its statement, as it does in a
+// transaction only.
+func savepointStays(ctx context.Context, base driver.Conn) (bool, error) {
+	for _, text := range []string{"SAVEPOINT mysqllock_open", "RELEASE SAVEPOINT mysqllock_open"} {
 		if err := server.Exec(ctx, base, text); err != nil {
 			if server.NoSavepoint(err) {
 				err = nil

@@ -5,50 +5,53 @@ import (
 	"database/sql/driver"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// begin opens a unit of work, with what p asks for, on a connection of database/sql that is free.
-// What lies outside of the transaction is taken first, and the transaction begins with it where it
-// can; else with the first row lock.
-func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (u *unit, err error) {
-	defer func() {
-		if errors.Is(err, driver.ErrBadConn) && statement.ForConn() {
-			err = c.k.Error("begin", p.h, handle.ErrUnusable)
-		}
-	}()
-	if opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
-		return nil, &lockerr.Error{Op: "begin", Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+// opening says what a unit of work is opened for. Its caller ends it, who has a connection of
+// database/sql in its hand meanwhile, unless end does.
+type opening struct {
+	op   string // in errors
+	opts driver.TxOptions
+	end  context.Context      // ends it at the latest; nil in a transaction of BeginTx, and for one statement
+	hold *outerHold           // owns it; nil for none
+	read *statement.Statement // with which it begins, and which may go out with the lock; nil for none
+}
+
+// open opens a unit of work on a session, with what p asks for. What lies outside of the transaction is taken
+// first.
+func (s *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
+	defer func() { p.refused(ctx, s.k, err) }()
+	if o.hold != nil {
+		ctx = handle.ForHold(ctx)
+	}
+	if o.opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
+		return nil, &lockerr.Error{Op: o.op, Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
-	if err := p.ready(ctx, s, true); err != nil {
+	if err := p.ready(ctx, s, o.hold == nil); err != nil {
 		return nil, err
 	}
-	if err := c.ours(ctx, "begin", p.h); err != nil { // by now it is known how connections begin
-		return nil, err
-	}
-	once := c.texts.next != 0 // levels are for the next transaction alone
-	levels := c.texts.begins(opts, len(p.outside) > 0)
+	at := &session{ctxState: s, p: p, opening: o, levels: levelsOf(o.opts)}
 	if p.compares {
-		if err := c.clean(ctx, p, "begin", levels); err != nil {
-			return nil, err
+		if err := p.l.Dirty(at.levels); err != nil {
+			return nil, s.k.Error(o.op, p.h, err)
 		}
 	}
 	if len(p.outside) > 0 {
 		var undo func()
-		if u, undo, err = c.takeAround(ctx, s, p, opts, once); err != nil {
+		if undo, err = s.takeGrants(ctx, p, at.lender()); err != nil {
 			return nil, handle.Yielded(err)
-		}
-		if u != nil {
-			u.levels = levels
-			return u, nil
 		}
 		defer func() {
 			if err != nil {
@@ -56,226 +59,215 @@ func (c *Conn) begin(ctx context.Context, s *ctxState, p *plan, opts driver.TxOp
 			}
 		}()
 	}
+	return at.open(ctx)
+}
+
+// levelsOf are the isolation levels that a transaction with opts may have; 0 for those of a new connection.
+func levelsOf(opts driver.TxOptions) sqltext.Levels {
+	switch opts.Isolation {
+	case 0: // sql.LevelDefault
+		return 0
+	case 1:
+		return sqltext.ReadUncommitted
+	case 2:
+		return sqltext.ReadCommitted
+	}
+	return sqltext.RepeatableRead
+}
+
+// session is one on which a unit of work is about to be opened.
+type session struct {
+	*ctxState
+	p *plan
+	opening
+	levels sqltext.Levels // of isolation
+	link   *pool.Conn     // whose turn the caller has; nil while there is none
+}
+
+// connect takes a session. blocks: the caller is about to wait in the server on it.
+func (s *session) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
+	wait := s.k.Wait(s.p.h)
+	if s.k.Bounded() && s.p.inTransaction() {
+		wait = s.p.wait.Left()
+	}
+	by := s.asks(ctx, s.p.h, s.p.by.Pooled, blocks)
+	by.Beside = s.end == nil
+	s.link, err = s.k.Session(ctx, s.p.l, by, wait)
+	return s.link, err
+}
+
+// giveBack gives the session back, if there is one.
+func (s *session) giveBack() {
+	if s.link != nil {
+		s.link.Release()
+		s.link = nil
+	}
+}
+
+// lender lends the session to the strategy that takes what lies outside of the transaction. It is nil where more is
+// to be done before the transaction, or in it; for a lock that may outlast the transaction; and for a version where
+// the transaction would lock what it reads.
+func (s *session) lender() *strategy.Lender {
+	switch p := s.p; {
+	case s.opts != (driver.TxOptions{}), p.inTransaction(), s.k.ByCalls():
+		return nil
+	case p.versions && p.l.ReadsLock():
+		return nil
+	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(s.grants) > 0 || s.decided):
+		return nil
+	}
+	return &strategy.Lender{
+		Get: func(ctx context.Context) (*pool.Conn, error) {
+			if s.end != nil || s.k.Bounded() {
+				if err := s.p.l.Short(); err != nil { // who may have the lock soon does not wait for a session
+					return nil, err
+				}
+			}
+			return s.connect(ctx, false)
+		},
+		Put: s.giveBack,
+	}
+}
+
+// open opens the unit of work.
+func (s *session) open(ctx context.Context) (u *unit, err error) {
+	p := s.p
 	if p.inTransaction() {
-		u, err = c.beginRows(ctx, s, p, opts)
-	} else {
-		u, err = c.beginBare(ctx, s, p, opts)
-		err = c.asToBegin(p.h, err)
+		first := &p.requests[0]
+		first.Since = time.Now() // also of the tries that follow
+		p.asked = true
+		first.seen, _ = s.k.Observe(ctx, first.resources...)
+	}
+	for tries, lent := 1, s.link != nil; ; tries++ {
+		u, err = s.try(ctx)
+		if lent || !errors.Is(err, driver.ErrBadConn) || tries == 3 {
+			break
+		}
+	}
+	if errors.Is(err, driver.ErrBadConn) {
+		err = s.k.SetupError(p.h, err)
 	}
 	if err != nil {
-		c.spoiled()
+		if p.inTransaction() {
+			p.requests[0].seen.Answered(nil, nil, 0, err)
+		}
 		return nil, handle.Yielded(err)
 	}
-	if u.levels == 0 {
-		u.levels = levels
+	if s.end != nil {
+		u.live(s.end)
 	}
-	if c.unlimit != "" || u.txn.Limited() {
-		p.l.KeepAlive.Keep(c.link, u.lostBehind)
-	}
+	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
-		err = handle.Yielded(u.lockRest(ctx, p))
-	}
-	return u, err
-}
-
-// takeAround takes what p asks for outside of the transaction. It returns the unit of work if the
-// transaction has begun with that, else what gives it back. once: the next transaction has levels of
-// isolation of its own, which a statement before it would use up.
-func (c *Conn) takeAround(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions, once bool) (u *unit, undo func(), err error) {
-	on, err := c.lends(ctx, s, p)
-	if err != nil {
-		return nil, nil, err
-	}
-	var b *strategy.Beginning
-	if !once {
-		b = c.beginning(s, p, opts)
-	}
-	undo, err = s.takeGrants(ctx, p, on, b)
-	begun, whole := b.Conclude()
-	switch {
-	case err != nil:
-		if begun {
-			c.bad.Store(true) // the transaction goes with it
-		}
-		return nil, nil, err
-	case !whole:
-		undo()
-		return nil, nil, c.k.Error("begin", p.h, lockerr.With(lockerr.ErrLost, errors.New(
-			"the connection on which the transaction was to begin was still in use when the lock was taken; it is closed")))
-	case !begun:
-		return nil, undo, nil
-	}
-	u = c.newUnit(s, p, c.link.Begun(ctx), opts)
-	if b.Limited {
-		p.l.KeepAlive.Keep(c.link, u.lostBehind)
-	}
-	return u, nil, nil
-}
-
-// lends returns the connection on which versions are read that p asks for. If c has none yet,
-// and nothing else is to be taken, it gets one now, provided that one is ready: it needs it
-// right afterwards, unless it has to wait.
-func (c *Conn) lends(ctx context.Context, s *ctxState, p *plan) (lent, error) {
-	if c.link != nil || !p.versions || p.locks || !c.k.Apps().Ready() {
-		return lent{link: c.link}, nil
-	}
-	if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
-		return lent{}, c.asToBegin(p.h, err)
-	}
-	return lent{c.link, c.release}, nil
-}
-
-// asToBegin is err as the caller of BeginTx gets it, where nothing is held.
-func (c *Conn) asToBegin(h *hint.Hint, err error) error {
-	if err == nil || errors.Is(err, driver.ErrBadConn) {
-		return err
-	}
-	return c.k.SetupError(h, err)
-}
-
-// beginning is the transaction that may begin with what is to be taken outside of it; nil if it
-// begins apart: where something is to be locked in it, too, or something is to be set on the
-// connection before.
-func (c *Conn) beginning(s *ctxState, p *plan, opts driver.TxOptions) *strategy.Beginning {
-	switch {
-	case p.inTransaction():
-		return nil
-	case !p.locks && c.link != nil && c.unlimit == "" && opts == (driver.TxOptions{}): // who reads versions has the turn
-		return strategy.NewBeginning(func(context.Context) (*pool.Conn, error) { return c.link, nil }, func(bool) { c.spoiled() })
-	case len(p.outside) != 1 || p.versions || p.outside[0].Slots > 0:
-		return nil
-	}
-	light := c.link == nil
-	back := func(begun bool) {
-		c.spoiled()
-		c.link.EndTurn()
-		if light && !begun { // it is not kept while the caller waits for the lock
-			c.release()
+		if err := u.lockRest(ctx, p); err != nil {
+			return nil, handle.Yielded(err)
 		}
 	}
-	b := strategy.NewBeginning(func(ctx context.Context) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
+	if len(s.grants) > 0 {
+		if err := u.verify(ctx); err != nil {
+			_ = u.finish(false)
 			return nil, err
 		}
-		if err := c.link.AwaitTurn(ctx); err != nil {
-			if light {
-				c.release()
-			}
-			return nil, err
-		}
-		if err := c.liftLimit(ctx); err != nil {
-			back(false)
-			return nil, err
-		}
-		return c.link, nil
-	}, back)
-	b.Options, b.Ends = opts, len(s.grants) == 0 && !s.decided
-	b.Free = func() bool { return c.link != nil || c.k.Apps().Ready() }
-	return b
-}
-
-// spoiled notes that the connection is not to be used again, where it is not clean.
-func (c *Conn) spoiled() {
-	if c.link != nil && !c.link.Clean() {
-		c.bad.Store(true)
 	}
-}
-
-// beginBare begins a transaction without row locks. Under grants it is begun by text, as it
-// is committed by text: see [fence.pass].
-func (c *Conn) beginBare(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
-	if err := c.needClean(ctx, s, p.h, c.k.Wait(p.h), false); err != nil {
-		return nil, err
-	}
-	if err := c.link.AwaitTurn(ctx); err != nil {
-		return nil, err
-	}
-	defer c.link.EndTurn()
-	if err := c.liftLimit(ctx); err != nil {
-		return nil, err
-	}
-	if opts != (driver.TxOptions{}) || len(s.grants)+len(p.around) == 0 {
-		txn, err := c.link.Begin(ctx, opts)
-		if err != nil {
-			return nil, err
-		}
-		return c.newUnit(s, p, txn, opts), nil
-	}
-	if err := server.Exec(ctx, c.link.Conn, "START TRANSACTION"); err != nil {
-		return nil, err
-	}
-	return c.newUnit(s, p, c.link.Begun(ctx), opts), nil
-}
-
-// beginRows begins a transaction with the first request of p.
-func (c *Conn) beginRows(ctx context.Context, s *ctxState, p *plan, opts driver.TxOptions) (*unit, error) {
-	first := p.requests[0]
-	if first.Wait = p.wait.Left(); first.Wait == 0 {
-		c.k.AwaitEnding(ctx, first.resources)
-	}
-	if c.link == nil {
-		c.connectInFront(s, p, &first)
-		defer func() {
-			if c.link != nil {
-				c.link.Unblocked()
-				c.link.EndTurn()
-			}
-		}()
-	} else {
-		if err := c.link.AwaitTurn(ctx); err != nil {
-			return nil, err
-		}
-		defer c.link.EndTurn()
-		first.Conn = func(context.Context) (*pool.Conn, error) { return c.limits(p.l, nil) }
-	}
-	first.seen, ctx = c.k.Observe(ctx, first.resources...)
-	begun, err := p.l.Begin(ctx, opts, false, first.Request)
-	if err != nil {
-		first.seen.Answered(nil, nil, 0, err)
-		return nil, err
-	}
-	first.seen.Answered(c.link, begun.Ticket, 0, nil)
-	u := c.newUnit(s, p, begun.Txn, opts)
-	u.levels = p.l.LockedLevel()
-	u.granted(first, begun.Ticket, begun.Locked)
 	return u, nil
 }
 
-// connectInFront has a caller without a connection get one, with its turn, when its turn in the
-// process's queue has come.
-func (c *Conn) connectInFront(s *ctxState, p *plan, first *request) {
-	connect := func(ctx context.Context, blocks bool) (*pool.Conn, error) {
-		if err := c.needClean(ctx, s, p.h, p.wait.Left(), blocks); err != nil {
-			return nil, err
+// try opens a transaction, with the first request of p. Inside a hold that has the key there may be none.
+func (s *session) try(ctx context.Context) (u *unit, err error) {
+	k, p, lent := s.k, s.p, s.link != nil
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := k.OnClose(cancel)
+	defer stop()
+	defer func() {
+		switch {
+		case u != nil:
+			s.link.Unblocked()
+			s.link.EndTurn()
+			return
+		case err != nil && k.Closed():
+			err = k.SetupError(p.h, lockerr.ErrClosed)
 		}
-		return c.limits(p.l, c.link.AwaitTurn(context.Background())) // it is free
-	}
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return connect(ctx, false) }
-	if s.holds(p.h) {
-		return
-	}
-	first.Block = func(ctx context.Context) (*pool.Conn, error) {
-		if c.link.Block() {
-			return c.limits(p.l, nil)
+		if lent || s.link != nil && server.Gone(err, s.link.Conn) {
+			s.link.Taint() // it has what was taken on it, or is of no use
 		}
-		c.link.EndTurn()
-		c.release()
-		return connect(ctx, true)
+		s.giveBack()
+	}()
+	if p.inTransaction() {
+		return s.lockFirst(own)
 	}
+	if !lent {
+		if _, err = s.connect(own, false); err != nil {
+			return nil, s.setup(err)
+		}
+	}
+	txn, err := s.link.Begin(own, s.opts)
+	if err != nil {
+		return nil, s.setup(err)
+	}
+	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // a node that is behind waits at START TRANSACTION alone, with wsrep_sync_wait=1
+		if err = server.Exec(own, s.link.Conn, "START TRANSACTION"); err != nil {
+			return nil, s.setup(err)
+		}
+	}
+	u = newUnit(s, txn)
+	u.looked = lent && p.versions
+	return u, nil
 }
 
-// limits returns the connection, unless there is an error, and notes that a limit on its idleness
-// is about to be set: also where the lock is not granted then.
-func (c *Conn) limits(l *handle.Locks, err error) (*pool.Conn, error) {
-	if err == nil && l.IdleLimit() > 0 {
-		c.unlimit = l.Info().SetIdleLimit(l.Info().IdleLimit)
+// setup is err with which there is no transaction, as the caller gets it; driver.ErrBadConn to try another session.
+func (s *session) setup(err error) error {
+	if errors.Is(err, driver.ErrBadConn) {
+		return err
 	}
-	return c.link, err
+	if server.Idle(err) { // the server has ended the session before anything was sent
+		return driver.ErrBadConn
+	}
+	return s.k.SetupError(s.p.h, err)
 }
 
-// newUnit returns a unit on this connection.
-func (c *Conn) newUnit(s *ctxState, p *plan, txn *pool.Txn, opts driver.TxOptions) *unit {
-	u := newUnit(s, p, c.link, txn)
-	u.on, u.opts, u.limit = &onConn{appConn: c.appConn, l: p.l, node: p.l.Node(), found: c.carries(nil)}, opts, 0
-	return u
+// lockFirst is try with a row lock.
+func (s *session) lockFirst(ctx context.Context) (*unit, error) {
+	k, p := s.k, s.p
+	first := p.requests[0]
+	if first.Wait = p.wait.Left(); first.Wait == 0 {
+		k.AwaitEnding(ctx, first.resources)
+	}
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return s.connect(ctx, false) }
+	if s.end != nil || k.Bounded() {
+		first.Short = p.l.Short
+	}
+	if k.Bounded() && !s.holds(p.h) {
+		first.Block = func(ctx context.Context) (*pool.Conn, error) {
+			if s.link != nil && s.link.Block() { // it is nil where an earlier one was given back, and none came in its place
+				return s.link, nil
+			}
+			s.giveBack()
+			return s.connect(ctx, true)
+		}
+	}
+	first.TakeOver = func(c *pool.Conn) { s.link = c }
+	if s.read != nil && len(p.requests) == 1 && len(s.grants) == 0 && joins(s.read, p.l.Info()) {
+		first.Behind = &rowlock.Behind{Query: s.read.Text, Args: s.read.Args, Answered: s.read.Answered}
+	}
+	ctx, asked := first.seen.Within(ctx)
+	defer asked()
+	begun, err := p.l.Begin(ctx, s.opts, first.Request)
+	if err != nil {
+		return nil, err
+	}
+	first.seen.Answered(s.link, begun.Ticket, 0, nil)
+	u := newUnit(s, begun.Txn)
+	u.granted(first, begun.Ticket, begun.Locked)
+	u.handoff = begun.Handoff
+	return u, nil
+}
+
+// live has the unit end with end, or with the handle, if nothing ends it before.
+func (u *unit) live(end context.Context) {
+	u.l.Remember(u, u.abandon)
+	u.stop = context.AfterFunc(end, u.contextEnded)
+	u.endsWith(end)
+	if u.ctxState.k.Closed() {
+		go u.abandon(lockerr.ErrClosed)
+	}
 }

@@ -3,11 +3,14 @@ package unit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -31,12 +34,23 @@ func (s *ctxState) check(h *hint.Hint) error {
 		}
 	}
 	if s.failed != nil {
-		return s.failed
+		return beginAgain(s.failed)
 	}
 	if h == nil || len(h.Holds) == 0 {
 		return nil
 	}
 	return checkOuter(h)
+}
+
+// beginAgain says what to do about the error of a lock context in which nothing runs any more.
+func beginAgain(err error) error {
+	var e *lockerr.Error
+	if !errors.As(err, &e) || errors.Is(err, lockerr.ErrClosed) || errors.Is(err, errHoldEnded) {
+		return err
+	}
+	told := *e
+	told.Err = fmt.Errorf("%w; nothing runs in this lock context any more: begin again with lockctx.With", e.Err)
+	return &told
 }
 
 // undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding, and
@@ -89,13 +103,17 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 		}
 		return nil
 	}
-	keys, exclusive := keysOf(h, u)
-	if !exclusive {
+	alone, shared := s.keysOf(h, u)
+	if len(alone) == 0 {
 		return lacks(lockerr.ErrNoLock, "under a lock that others have at the same time; leave lockctx.Shared and Slots out")
 	}
 	if r.Key != nil {
-		if err := r.Key(table, keys); err != nil {
-			return lacks(lockerr.ErrNoLock, "under a lock that Config.RequireKey does not accept: "+err.Error())
+		if err := r.Key(table, alone); err != nil {
+			why := "under a lock that Config.RequireKey does not accept: " + err.Error()
+			if len(shared) > 0 {
+				why += fmt.Sprintf("; others may hold %s at the same time, so it does not count; leave lockctx.Shared and Slots out", strings.Join(shared, ", "))
+			}
+			return lacks(lockerr.ErrNoLock, why)
 		}
 	}
 	switch {
@@ -110,30 +128,41 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 	return err
 }
 
-// keysOf returns the keys that a statement with h in u is under, and whether one of them at
-// least is nobody else's. h is nil without a hint, u where the unit is still to begin.
-func keysOf(h *hint.Hint, u *unit) (keys []string, exclusive bool) {
-	add := func(key string, kind hint.Kind) {
-		keys, exclusive = append(keys, key), exclusive || !kind.Shared && kind.Slots <= 1
-	}
-	var grants []*grant
-	if h != nil {
-		for _, lock := range h.Locks {
-			add(lock.Key, lock.Kind)
+// keysOf returns the keys that a statement with h in u is under, sorted: those that nobody else holds
+// meanwhile, and those that others may hold, too. h is nil without a hint, u where the unit is still
+// to begin.
+func (s *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
+	add := func(p strategy.Resource, keys ...string) {
+		if keys = append(append(keys, p.Key), p.Also...); p.Shared || p.Slots > 1 {
+			shared = append(shared, keys...)
+		} else {
+			alone = append(alone, keys...)
 		}
-		grants = outerGrants(h)
+	}
+	if h != nil {
+		resources, _ := s.k.Resources(h) // an error is one that the statement fails with
+		for _, p := range resources {
+			add(p)
+		}
+		for _, hold := range h.Holds {
+			if hold, ok := hold.(*outerHold); ok {
+				add(hold.grant.Resource, hold.key)
+			}
+		}
 	}
 	if u != nil {
 		for _, row := range u.rows {
-			add(row.Key, row.Kind)
+			add(row.Resource)
 		}
-		grants = slices.Concat(grants, u.ctxState.grants, u.outer)
+		for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
+			add(g.Resource)
+		}
 	}
-	for _, g := range grants {
-		add(g.Key, g.Kind)
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys), exclusive
+	slices.Sort(alone)
+	slices.Sort(shared)
+	alone = slices.Compact(alone)
+	held := func(key string) bool { return slices.Contains(alone, key) }
+	return alone, slices.DeleteFunc(slices.Compact(shared), held)
 }
 
 // What is read through one database handle, and written through another one, as GORM's

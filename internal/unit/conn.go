@@ -1,7 +1,6 @@
 package unit
 
 import (
-	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -26,49 +26,74 @@ type Conn struct {
 	none     *appConn // of a light connection, while it has no real one
 
 	tx      *Tx    // the open transaction that BeginTx has begun here
-	pinned  *unit  // lives here because a sql.Conn has read; it may have ended since
-	lastIn  *unit  // in which the statement before has run that came over the connection, elsewhere; nil if it ran here
-	ofConn  bool   // a sql.Conn has it, as of the last call that could tell: what comes in a transaction, and the end of rows, can't
+	use     use    // what database/sql uses it for now
 	free    string // the last text that strict mode has let run without a lock
 	skipped string // the statement that was just asked for, and will be prepared
 
 	leftOn *pool.Conn // of a light connection, the real one on which it has left something; nil if it has left nothing where it was last
 
-	// What follows is for a connection beneath a wrapper of drivers: see [Conn.leave].
-	told    bool       // database/sql calls Valid when it puts the connection back
-	lent    bool       // Base has shown the real connection to the user of a sql.Conn
-	reading bool       // rows are being read
-	last    *pool.Conn // where the statement before has run, as far as c has not had it since; nil if it ran here
+	above *handle.Wrapper // of drivers, through which database/sql uses the connection; nil for none
+	came  bool            // a call has come, while it was not known whether database/sql calls Valid through that
 }
 
-// NewConn returns base as a connection of the handle k. told: database/sql calls Valid when
-// it puts the connection back, since there is no wrapper of drivers that may hide it.
-func NewConn(k *handle.Handle, base driver.Conn, told bool) *Conn {
+// NewConn returns base as a connection of the handle k. above is the wrapper of drivers through
+// which database/sql uses it; nil for none.
+func NewConn(k *handle.Handle, base driver.Conn, above *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
-	return &Conn{k: k, told: told, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{k: k, above: above, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a connection that has a real one only while it needs it. The handle
-// has a budget. told is as in NewConn.
-func NewLight(k *handle.Handle, told bool) *Conn {
-	c := &Conn{k: k, told: told}
+// has a budget. above is as in NewConn.
+func NewLight(k *handle.Handle, above *handle.Wrapper) *Conn {
+	c := &Conn{k: k, above: above}
 	c.vacate()
 	return c
 }
 
-// direct reports whether a statement with ctx is none of our business.
-func (c *Conn) direct(ctx context.Context) bool {
-	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || h.Claim == (hint.Locking{}) && c.nothing(h))
+// enter begins each call of database/sql. Nothing runs on a connection that must not be used again,
+// as a sql.Conn would until it is closed: a transaction may be open there. Nor with a budget beneath a wrapper
+// of drivers, once it is known to hide driver.Validator. first: over the pool, the call is the first of a use.
+func (c *Conn) enter(ctx context.Context, first bool) error {
+	if c.tx != nil {
+		return nil
+	}
+	if c.above != nil && c.k.Bounded() && !c.above.Told() {
+		if first && c.came && statement.Retried(ctx) { // it comes over the pool, so the use before is over, and Valid was not called
+			c.above.Hides()
+		}
+		if err := c.above.Unusable(); err != nil {
+			return err
+		}
+		c.came = true
+	}
+	if c.bad.Load() {
+		return driver.ErrBadConn // database/sql closes it, and takes another one
+	}
+	return nil
 }
 
-// plain reports whether a transaction with h, which is nil without a hint, is none of our business.
+// Hidden notes that the wrapper of drivers above hides driver.Validator, and returns why the connection
+// cannot be used through it, if so.
+func (c *Conn) Hidden() error {
+	if !c.k.Bounded() || c.above == nil {
+		return nil
+	}
+	c.above.Hides()
+	return c.above.Unusable()
+}
+
+// direct reports whether a statement with ctx needs no lock handling.
+func (c *Conn) direct(ctx context.Context) bool {
+	h, hinted := hint.From(ctx)
+	return c.unlocked() && (!hinted || c.nothing(h))
+}
+
+// plain reports whether a transaction with h, which is nil without a hint, needs no lock handling.
 func (c *Conn) plain(h *hint.Hint) bool { return c.unlocked() && (h == nil || c.nothing(h)) }
 
 // unlocked reports whether no transaction with a lock is open.
-func (c *Conn) unlocked() bool {
-	return c.pinned == nil && (c.tx == nil || c.tx.u == nil && c.tx.failed == nil)
-}
+func (c *Conn) unlocked() bool { return c.tx == nil || c.tx.u == nil }
 
 // nothing reports whether h asks for no lock.
 func (c *Conn) nothing(h *hint.Hint) bool {
@@ -93,10 +118,18 @@ func (c *Conn) need(ctx context.Context) error {
 
 // needAs is need for a caller of some kind, without one.
 func (c *Conn) needAs(ctx context.Context, as pool.As) error {
-	as.Prefer = cmp.Or(c.last, c.leftOn)
+	told := c.above == nil || c.above.Told()
+	if as.Prefer = c.leftOn; !told && as.Patience == 0 {
+		as.Patience = max(c.k.Settings.Wait, time.Second)
+	}
 	link, err := c.k.Apps().AcquireAs(ctx, as)
-	if err == nil {
+	switch {
+	case err == nil:
 		c.move(link)
+	case ctx.Err() != nil: // as database/sql says it
+		return ctx.Err()
+	case !told && errors.Is(err, lockerr.ErrExhausted) && !server.Full(err): // uses may be over of which nobody tells
+		return c.above.Refuses()
 	}
 	return err
 }
@@ -108,10 +141,6 @@ func (c *Conn) move(link *pool.Conn) {
 		c.appConn = &appConn{link: link, texts: texts{state: sqltext.Idle}}
 		link.State = c.appConn
 	}
-	if c.last == link && c.user == c {
-		c.last = nil
-	}
-	c.user = c
 }
 
 // needClean is need for a statement or a transaction under the lock of h. Nothing that
@@ -122,16 +151,16 @@ func (c *Conn) move(link *pool.Conn) {
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
 		as := s.asks(ctx, h, true, blocks)
-		as.Prefer = c.last
+		as.Prefer = c.leftOn
 		link, err := c.k.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
-		if c.move(link); c.pristine() {
+		if c.move(link); c.pristine() || link == c.leftOn {
 			return nil
 		}
 		if c.texts.state != sqltext.Idle {
-			if err := c.ours(ctx, "begin", h); err != nil {
+			if err := c.outside(ctx, "begin", h); err != nil {
 				return err
 			}
 		}
@@ -150,7 +179,7 @@ func (c *Conn) release() {
 	if s.link == nil {
 		return
 	}
-	c.skipped, c.lent = "", false
+	c.skipped = ""
 	if manual, _ := c.k.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
 		return
 	}
@@ -175,13 +204,16 @@ func (c *Conn) discard() {
 	}
 }
 
-// Base returns the base driver's connection. With a budget it has c have one, until it is
-// put back; nil if there is none to be had.
+// Base returns the base driver's connection: in a transaction with a lock its session. With a budget it has c have
+// one, until it is put back; nil if there is none to be had.
 func (c *Conn) Base() driver.Conn {
-	if c.lent = !c.told; c.link != nil {
+	if c.tx != nil && c.tx.u != nil && c.tx.u.state == stateOpen {
+		return c.tx.u.link.Conn
+	}
+	if c.link != nil {
 		return c.link.Conn
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(c.k.Settings.Wait, time.Second))
+	ctx, cancel := server.Within(context.Background(), max(c.k.Settings.Wait, time.Second))
 	defer cancel()
 	if c.need(ctx) != nil {
 		return nil
@@ -205,12 +237,21 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	})
 }
 
-// ours returns why a lock is of no use on this connection, if so: it does not fit, or a transaction
-// is open on it that the driver has not begun, and does not end.
-func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
+// outside returns why what comes over this connection cannot run under a lock, if so: tables are locked on it, or a
+// transaction is open that the driver has not begun, and does not end.
+func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
+	at := c.appConn
+	if c.leftOn != nil { // its user may come back to that one alone
+		at, _ = c.leftOn.State.(*appConn)
+	}
+	if by := at.left.Locks(); by != "" {
+		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			"an earlier statement (%s) has locked tables on this connection, and what runs under a lock has a connection of its own, which would wait for them; "+
+				"UNLOCK TABLES first", by)))
+	}
 	manual, known := c.k.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
-		if !manual && c.leftOn == nil {
+		if !manual {
 			return nil
 		}
 		if err := c.need(ctx); err != nil {
@@ -221,9 +262,6 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 		if c.texts.sure = true; manual {
 			c.texts.state = sqltext.Unknown
 		}
-	}
-	if err := c.fit(ctx, op, h); err != nil {
-		return err
 	}
 	if c.texts.state == sqltext.Idle {
 		return nil
@@ -243,10 +281,13 @@ func (c *Conn) ours(ctx context.Context, op string, h *hint.Hint) error {
 	return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
 
-// fit returns why the statements of a lock cannot run on the connection, if so: rows are still being
-// read from it, over a sql.Conn or in a transaction, so that nothing is sent, and they can be read on; or
-// a variable was set that changes what they mean: COMMIT, or the time.
+// fit returns why a query cannot run on the connection beside its lock, if so: rows are still being read from it, over
+// a sql.Conn, so that nothing is sent, and they can be read on; or a variable was set that changes what the
+// statements of a version mean: ROLLBACK, or the time.
 func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
+	if c.link == nil {
+		return nil
+	}
 	if !c.link.Valid() && !statement.Retried(ctx) {
 		return c.k.Error(op, h, handle.ErrUnusable)
 	}
@@ -260,9 +301,9 @@ func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 }
 
 // clean returns why versions that a unit of work remembers are of no use for what is
-// read on this connection at one of the levels at, if so.
-func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels) error {
-	levels, err := c.levels(ctx, p.l, at)
+// read on this connection, if so.
+func (c *Conn) clean(ctx context.Context, p *plan, op string) error {
+	levels, err := c.levels(ctx, p.l)
 	if err == nil {
 		err = p.l.Dirty(levels)
 	}
@@ -273,11 +314,10 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string, at sqltext.Levels)
 }
 
 // Ping pings the base connection.
-func (c *Conn) Ping(ctx context.Context) (err error) {
-	if err := c.enter(false); err != nil {
+func (c *Conn) Ping(ctx context.Context) error {
+	if err := c.enter(ctx, true); err != nil {
 		return err
 	}
-	defer func() { c.leave(err) }()
 	if err := c.need(ctx); err != nil {
 		return err
 	}
@@ -294,13 +334,11 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 
 // Reset is called before the connection is used again.
 func (c *Conn) Reset(ctx context.Context) error {
-	if c.pinned != nil {
-		c.endPinned()
-	}
-	if c.bad.Load() {
+	if c.bad.Load() || c.k.Closed() {
 		return driver.ErrBadConn
 	}
-	if c.newUse(); !c.told && c.k.Bounded() {
+	if c.newUse(); c.above != nil && c.k.Bounded() && !c.above.Told() {
+		c.above.Hides() // else Valid had been called
 		c.release()
 	}
 	if c.link == nil {
@@ -316,15 +354,11 @@ func (c *Conn) Reset(ctx context.Context) error {
 // asks when it puts the connection back, and only then. So this is where a real
 // connection goes back to the handle's pool. But a callback of Conn.Raw may ask, too.
 func (c *Conn) Valid() bool {
-	if c.k.Bounded() && !c.shareable() && statement.InRaw() {
+	if (c.k.Bounded() && !c.shareable() || c.use.matters()) && statement.InRaw() {
 		return !c.bad.Load() && c.link.Valid()
 	}
-	if !c.told {
-		c.told = true
-		c.k.Told.Store(true)
-	}
-	if c.pinned != nil {
-		c.endPinned()
+	if c.above != nil {
+		c.above.Tells()
 	}
 	if c.newUse(); c.k.Bounded() {
 		c.release()
@@ -333,12 +367,9 @@ func (c *Conn) Valid() bool {
 	return !c.bad.Load() && c.link.Valid()
 }
 
-// newUse notes that what comes over the connection now asks for nothing that came before.
-func (c *Conn) newUse() { c.last, c.lastIn = nil, nil }
-
 // shareable reports whether nobody would miss what has happened on the connection.
 func (c *Conn) shareable() bool {
-	return c.link == nil || c.tx == nil && c.pinned == nil && c.pristine() && len(c.stmts.own) == 0
+	return c.link == nil || c.tx == nil && c.pristine() && len(c.stmts.own) == 0
 }
 
 // Close closes the base connection, and with it the unit of work on it.
@@ -348,15 +379,14 @@ func (c *Conn) Close() error {
 			_ = t.end(false)
 		}
 	}
-	if c.pinned != nil {
-		c.endPinned()
-	}
 	if c.k.Bounded() {
 		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
 			c.discard()
-			if c.told {
+			if c.above.Told() {
 				c.k.Apps().Flush()
 			}
+		} else { // one idle connection less, or it has reached its age: as many real ones as light ones are idle
+			c.k.Apps().CloseOldest()
 		}
 		return nil
 	}

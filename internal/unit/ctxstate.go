@@ -59,6 +59,16 @@ func (s *ctxState) take(ctx context.Context) error {
 	}
 }
 
+// tryTake is take without a wait.
+func (s *ctxState) tryTake() bool {
+	select {
+	case s.turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
 func (s *ctxState) give() { <-s.turn }
 
 // add notes that a grant is held.

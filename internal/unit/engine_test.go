@@ -37,12 +37,11 @@ func openWith(t *testing.T, cfg mysqllock.Config) (*fakeserver.Server, *sql.DB, 
 	return s, db, ctx
 }
 
-// onProducts runs a test on each server that is asked in another way for the first lock of a
-// transaction.
+// onProducts runs a test on each server that is asked in other words.
 func onProducts(t *testing.T, test func(*testing.T, *fakeserver.Server, *sql.DB, context.Context)) {
 	t.Helper()
 	for name, product := range map[string]fakeserver.Product{
-		"MySQL": fakeserver.MySQL, "MySQL with a procedure": fakeserver.MySQLWithProcedure, "MariaDB": fakeserver.MariaDB,
+		"MySQL": fakeserver.MySQL, "MariaDB": fakeserver.MariaDB,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := fakeserver.New()
@@ -166,22 +165,6 @@ func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
 	must(t, put(ctx, tx, 1))
 	cancel()
 	dbtest.Is(t, "a commit after the end of the context of the read that began it", tx.Commit(), mysqllock.ErrLost)
-	state(t, s, 10, 0)
-}
-
-func TestAForeignTransactionKeepsToOneLock(t *testing.T) {
-	s, db, ctx := open(t)
-	first, cancel := context.WithCancel(ctx)
-	defer cancel()
-	first = lockctx.With(lockctx.Without(first), "k")
-	seen(t, db, first)
-	tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-	must(t, err)
-	must(t, put(first, tx, 1))
-	dbtest.Is(t, "under another lock", put(lockctx.With(lockctx.Without(ctx), "other"), tx, 2), mysqllock.ErrLost)
-	must(t, tx.Rollback())
-	cancel()
-	must(t, db.Close())
 	state(t, s, 10, 0)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/internal/fakeserver/engines"
 	"github.com/mysqllock/mysqllock/lockctx"
@@ -54,22 +55,9 @@ var asking = map[string]func(db *sql.DB, ctx context.Context, o lockctx.Option) 
 		}
 		return err
 	},
-	"late hint": func(db *sql.DB, ctx context.Context, o lockctx.Option) error {
-		return inTransaction(db, ctx, func(tx *sql.Tx) error { return put(lockctx.With(ctx, "k", o), tx, 9) })
-	},
 }
 
-// claiming are the ways to claim rows.
-var claiming = map[string]lockctx.Option{"ForUpdate": lockctx.ForUpdate(), "ForShare": lockctx.ForShare(), "SkipLocked": lockctx.SkipLocked()}
-
-func claim(db *sql.DB, ctx context.Context, o lockctx.Option) error {
-	return inTransaction(db, ctx, func(tx *sql.Tx) error {
-		var n int
-		return tx.QueryRowContext(lockctx.Claim(ctx, o), read, 1).Scan(&n)
-	})
-}
-
-func inTransaction(db *sql.DB, ctx context.Context, f func(*sql.Tx) error) error {
+func inTransaction(db dbtest.Beginner, ctx context.Context, f func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -120,9 +108,6 @@ func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
 					refused(strategy+", "+way, func(db *sql.DB, ctx context.Context) error { return ask(db, ctx, option) })
 				}
 			}
-			for kind, option := range claiming {
-				refused("claim "+kind, func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, option) })
-			}
 		}
 	}
 }
@@ -144,9 +129,6 @@ func TestRefusalsSayWhy(t *testing.T) {
 		if err := put(lockctx.With(ctx, "k"), db, 9); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
-		if err := claim(db, ctx, lockctx.SkipLocked()); err == nil || err.Error() != strings.Replace(want, `"k" `, "", 1) {
-			t.Errorf("a claim: got %v", err)
-		}
 	}
 }
 
@@ -155,11 +137,7 @@ func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
 	with := func(o lockctx.Option) func(*sql.DB, context.Context) error {
 		return func(db *sql.DB, ctx context.Context) error { return asking["BeginTx"](db, ctx, o) }
 	}
-	claiming := func(o lockctx.Option) func(*sql.DB, context.Context) error {
-		return func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, o) }
-	}
 	lacks := ", which does not work on "
-	const dropped = " a transaction can end by itself, and what follows a claim in it commits without the claim; take a key, with lockctx.With"
 	refuse := func(all map[string]fakeserver.Engine, what map[string]func(*sql.DB, context.Context) error) {
 		for name, e := range all {
 			for says, ask := range what {
@@ -176,15 +154,11 @@ func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
 		}
 	}
 	refuse(engines.TiDB, map[string]func(*sql.DB, context.Context) error{
-		"advisory locks need GET_LOCK" + lacks + "%; ":            with(lockctx.Advisory()),
-		"shared row locks need FOR SHARE" + lacks + "%; ":         with(lockctx.Shared()),
-		"claims with SkipLocked need SKIP LOCKED" + lacks + "%; ": claiming(lockctx.SkipLocked()),
-		"claims with ForShare need FOR SHARE" + lacks + "%; ":     claiming(lockctx.ForShare()),
+		"advisory locks need GET_LOCK" + lacks + "%; ":    with(lockctx.Advisory()),
+		"shared row locks need FOR SHARE" + lacks + "%; ": with(lockctx.Shared()),
 	})
 	refuse(engines.Vitess, map[string]func(*sql.DB, context.Context) error{
 		"advisory locks need GET_LOCK" + lacks + "%; ": with(lockctx.Advisory()),
-		"on %" + dropped:                claiming(lockctx.ForUpdate()),
-		"not safe here: on %" + dropped: claiming(lockctx.SkipLocked()),
 	})
 	for _, e := range engines.Vitess {
 		for way, work := range ways {
@@ -203,26 +177,24 @@ func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
 // row first, and in no other words.
 func TestLeasesOnTiDB(t *testing.T) {
 	const (
-		row     = "WHERE namespace = X AND name = X"
-		lock    = "SELECT token, left " + row + " FOR UPDATE NOWAIT"
-		grant   = "UPDATE SET token = token + N, owner = X, expires = later " + row
-		began   = "START TRANSACTION"
-		write   = "UPDATE p SET stock = ? WHERE id = ?"
-		silence = "SET @mysqllock_wait = @@SESSION.wait_timeout, SESSION wait_timeout = N"
-		loud    = "SET SESSION wait_timeout = @mysqllock_wait"
-		some    = "WHERE namespace = X AND name IN (X)"
-		extend  = "INSERT INTO `shop`.`mysqllock` (namespace, name, owner, token, expires) SELECT r.namespace, r.name, r.owner, r.token, r.expires" +
+		row    = "WHERE namespace = X AND name = X"
+		lock   = "SELECT token, left " + row + " FOR UPDATE NOWAIT"
+		grant  = "UPDATE SET token = token + N, owner = X, expires = later " + row
+		began  = "START TRANSACTION"
+		write  = "UPDATE p SET stock = ? WHERE id = ?"
+		some   = "WHERE namespace = X AND name IN (X)"
+		extend = "INSERT INTO `shop`.`mysqllock` (namespace, name, owner, token, expires) SELECT r.namespace, r.name, r.owner, r.token, r.expires" +
 			" FROM (SELECT X AS n, N AS k, N AS ttl, N AS age, N AS told) d STRAIGHT_JOIN `shop`.`mysqllock` r ON r.namespace = X AND r.name = d.n AND r.token = d.k AND r.owner = X" +
 			" WHERE r.expires > UTC_TIMESTAMP(N) FOR UPDATE ON DUPLICATE KEY UPDATE expires = UTC_TIMESTAMP(N) + INTERVAL d.ttl MICROSECOND," +
 			" renewed_token = r.token, granted_at = UTC_TIMESTAMP(N) - INTERVAL d.age MICROSECOND, ttl = d.told"
-		fence   = "SELECT name, lasts AND (name = X AND token = N AND owner = X) " + some + " ORDER BY name LIMIT N FOR UPDATE WAIT N"
+		fence   = "SELECT IF(MAX(r.token = N AND r.owner = X AND lasts), N, stop) r WHERE r.namespace = X AND r.name = X LIMIT N FOR UPDATE WAIT N"
 		give    = "UPDATE SET owner = NULL, expires = now " + row + " AND token = N AND owner = X"
 		unknown = "SELECT owner = X " + row + " FOR UPDATE"
 		free    = "UPDATE SET owner = NULL, expires = now " + row
 	)
 	short := strings.NewReplacer(
 		"IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(N)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(N), expires), N)", "left",
-		"(TIMESTAMPDIFF(SECOND, NOW(N), SYSDATE(N)) NOT BETWEEN N AND N OR expires > UTC_TIMESTAMP(N) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(N), SYSDATE(N)) MICROSECOND)", "lasts",
+		"(TIMESTAMPDIFF(SECOND, NOW(N), SYSDATE(N)) NOT BETWEEN N AND N OR r.expires > UTC_TIMESTAMP(N) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(N), SYSDATE(N)) MICROSECOND)", "lasts", "JSON_EXTRACT(CONCAT('x', CONNECTION_ID()), '$')", "stop",
 		"UTC_TIMESTAMP(N) + INTERVAL N MICROSECOND", "later", "LEAST(expires, UTC_TIMESTAMP(N))", "now", " FROM `shop`.`mysqllock`", "", "UPDATE `shop`.`mysqllock`", "UPDATE",
 	)
 	hex, numbers := regexp.MustCompile(`x'[0-9a-f]*'`), regexp.MustCompile(`\b[0-9]+\b`)
@@ -234,7 +206,7 @@ func TestLeasesOnTiDB(t *testing.T) {
 		says   string
 		sent   []string
 	}{
-		"held": {sent: []string{lock, grant, "COMMIT", began, write, silence, fence, "COMMIT", loud, give, "COMMIT"}},
+		"held": {sent: []string{lock, grant, "COMMIT", began, write, fence, "COMMIT", give, "COMMIT"}},
 		"of somebody else": {
 			before: func(s *fakeserver.Server) { s.Lease("k", time.Minute) },
 			is:     mysqllock.ErrLocked, says: "shopd", sent: []string{lock, "ROLLBACK", "SELECT owner " + row + " AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(N))"},
@@ -247,13 +219,13 @@ func TestLeasesOnTiDB(t *testing.T) {
 		},
 		"taken away": {
 			within: func(s *fakeserver.Server) { s.Steal() },
-			is:     mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, silence, fence, "SELECT released " + row, loud, "ROLLBACK"},
+			is:     mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, fence, "SELECT released " + row, "ROLLBACK"},
 		},
 		"granted, and the answer is lost": {
 			before: func(s *fakeserver.Server) { s.LoseAnswer("COMMIT") },
 			sent: []string{
 				lock, grant, "COMMIT", unknown, free, "COMMIT", // and it is asked for again
-				lock, grant, "COMMIT", began, write, silence, fence, "COMMIT", loud, give, "COMMIT",
+				lock, grant, "COMMIT", began, write, fence, "COMMIT", give, "COMMIT",
 			},
 		},
 		"granted to nobody": {quits: true, is: context.Canceled, sent: []string{lock, grant, "COMMIT", give, "COMMIT"}},
@@ -266,14 +238,14 @@ func TestLeasesOnTiDB(t *testing.T) {
 			},
 			sent: []string{
 				lock, grant, "COMMIT", began, write, "SELECT name, token " + some + " AND owner = X AND expires > UTC_TIMESTAMP(N) FOR UPDATE NOWAIT",
-				extend, "COMMIT", silence, fence, "COMMIT", loud, give, "COMMIT",
+				extend, "COMMIT", fence, "COMMIT", give, "COMMIT",
 			},
 		},
 		"a fence that fails": {
 			within: func(s *fakeserver.Server) {
 				s.Fail("FOR UPDATE WAIT", &mysql.MySQLError{Number: 8229, Message: "TTL manager has timed out"})
 			},
-			is: mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, silence, fence, loud, "ROLLBACK", give, "COMMIT"},
+			is: mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, fence, "ROLLBACK", give, "COMMIT"},
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -343,14 +315,6 @@ func TestUnsafeAllowsAnotherEngine(t *testing.T) {
 			})
 			state(t, s, 9, 0)
 		}
-		for _, e := range all {
-			_, db, ctx := openEngine(t, e, mysqllock.Config{Unsafe: "allow"})
-			must(t, claim(db, ctx, lockctx.ForUpdate()))
-			err := claim(db, ctx, lockctx.SkipLocked())
-			if skips := !strings.HasPrefix(name, "Dolt"); (err == nil) != skips || !skips && !errors.Is(err, mysqllock.ErrUnsafe) {
-				t.Errorf("%s: a claim with SKIP LOCKED: %v", name, err)
-			}
-		}
 	}
 }
 
@@ -367,7 +331,6 @@ func TestBuildsOfMySQLAreNotRefused(t *testing.T) {
 				t.Errorf("%+v: a lease is not kept", e)
 			}
 		})
-		must(t, claim(db, ctx, lockctx.SkipLocked()))
 	}
 }
 
@@ -378,11 +341,6 @@ func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
 		ask func(*sql.DB, context.Context) error
 		err string
 	}{
-		"claim": {
-			func(db *sql.DB, ctx context.Context) error { return claim(db, ctx, lockctx.SkipLocked()) },
-			"mysqllock: query: not safe here: claims with SkipLocked need SKIP LOCKED, which does not work on MariaDB " + version +
-				" (MariaDB has it from 10.6 on); claim with ForUpdate, or take a key, with lockctx.With",
-		},
 		"lease": {
 			func(db *sql.DB, ctx context.Context) error {
 				return asking["Acquire"](db, ctx, lockctx.Lease(time.Minute))
@@ -403,7 +361,6 @@ func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
 			if sent := s.Sent(); slices.ContainsFunc(sent, func(text string) bool { return strings.Contains(text, "SKIP LOCKED") }) {
 				t.Errorf("%s, %s: sent %q", what, unsafe, sent)
 			}
-			must(t, claim(db, ctx, lockctx.ForUpdate()))
 		}
 	}
 }

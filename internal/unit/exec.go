@@ -14,14 +14,11 @@ import (
 
 // Exec runs a statement, or returns driver.ErrSkip if the base driver has to prepare it.
 func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) (res driver.Result, err error) {
-	if err := c.enter(false); err != nil {
+	if err := c.enter(ctx, true); err != nil {
 		return nil, err
 	}
-	if !c.told {
-		defer func() { c.leave(err) }()
-	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text, false)
+		info, err := c.look(ctx, text)
 		if err != nil {
 			return nil, err
 		}
@@ -34,14 +31,11 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 
 // Query is Exec for a query.
 func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue) (r driver.Rows, err error) {
-	if err := c.enter(false); err != nil {
+	if err := c.enter(ctx, true); err != nil {
 		return nil, err
 	}
-	if !c.told {
-		defer func() { r, err = c.leaveAfter(r, err) }()
-	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text, false)
+		info, err := c.look(ctx, text)
 		if err != nil {
 			return nil, err
 		}
@@ -59,9 +53,6 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if h != nil && h.Err != nil {
 		return nil, nil, &lockerr.Error{Op: st.Op(), Err: h.Err}
 	}
-	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
-		return nil, nil, c.tx.failed
-	}
 	st.Info = sqltext.Look(st.Text)
 	if h != nil {
 		st.Holds = h.Holds
@@ -75,30 +66,11 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 			return nil, nil, err
 		}
 	}
-	if h != nil && h.Claim != (hint.Locking{}) {
-		return c.runClaiming(ctx, h, st)
-	}
 	r, res, err := c.runLocked(ctx, h, st)
 	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
 		err = c.k.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
 	}
 	return r, res, err
-}
-
-// runClaiming runs a statement whose hint has SELECTs lock the rows that they return.
-func (c *Conn) runClaiming(ctx context.Context, h *hint.Hint, st *statement.Statement) (r driver.Rows, res driver.Result, err error) {
-	if err := c.claim(ctx, h, st); err != nil {
-		return nil, nil, err
-	}
-	if c.plain(h) { // there is nothing else to lock
-		r, res, err = c.runClaim(ctx, st)
-	} else {
-		r, res, err = c.runLocked(ctx, h, st)
-	}
-	if err != nil {
-		return nil, nil, claimError(h, st, err)
-	}
-	return r, res, nil
 }
 
 // onlyReads reports whether a statement neither takes a lock nor has a part in a
@@ -112,24 +84,13 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 }
 
 // runLocked runs a statement in the unit of work that the connection's
-// transaction belongs to, or of its context. h is nil without a hint.
+// transaction belongs to, or of its context. h is nil without a hint, as it may be in a transaction.
 func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if t := c.tx; t != nil && t.u != nil {
 		return t.run(ctx, h, st)
 	}
-	if c.pinned != nil {
-		if u, err := c.openPinned(ctx); err != nil {
-			return nil, nil, err
-		} else if u != nil {
-			defer u.ctxState.give()
-			return c.runPinned(ctx, u, h, st)
-		}
-	}
-	if h == nil || h.Claim == (hint.Locking{}) && c.nothing(h) { // what there was ended a moment ago
-		if _, err := c.look(ctx, st.Text, st.OfConn); err != nil {
-			return nil, nil, err
-		}
-		return c.runHere(ctx, st)
+	if c.tx != nil {
+		return nil, nil, c.k.Error(st.Op(), h, errBeganWithout)
 	}
 	s := ctxStateOf(c.k, h.LockContext)
 	if err := s.take(ctx); err != nil {
@@ -143,26 +104,34 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 		switch {
 		case h.LockContext != nil:
 			return nil, nil, c.k.Error(st.Op(), h, errCommits)
-		case !st.Info.Defines || c.tx != nil || st.Claims:
+		case !st.Info.Defines:
 			return nil, nil, c.k.Error(st.Op(), h, errUnchecked)
 		}
 		return c.runDefinition(ctx, s, h, st)
 	}
-	if c.tx != nil {
-		return c.runLate(ctx, s, h, st)
-	}
 	return c.runFree(ctx, s, h, st)
 }
+
+// errBeganWithout is for a statement under a lock in a transaction that has begun without one: it may have
+// read by then what the lock's last holder has changed since.
+var errBeganWithout = lockerr.With(lockerr.ErrUnsafe, errors.New(
+	"the transaction began without the lock; begin it with the lock context, or put mysqllock.Do around it"))
 
 // runDefinition runs DDL in holds that no transaction keeps. It commits by itself, so the
 // server is asked for the holds right before it, by a transaction without anything else; and
 // when they are lost the context ends, and the server is told to stop it.
 func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.outside(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
+	}
+	if err := c.misses(st.Op(), h, st, nil); err != nil {
+		return nil, nil, err
+	}
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	u, err := c.begin(ctx, s, p, driver.TxOptions{})
+	u, err := s.open(ctx, p, opening{op: "begin"})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,27 +139,26 @@ func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st 
 	if err := u.finish(true); err != nil {
 		return nil, nil, err
 	}
+	if err := c.need(ctx); err != nil {
+		return nil, nil, err
+	}
+	// A Router may have led somebody else to the connection that is to be ended.
+	ends := u.l.Info().Kills && !u.l.Info().Router
+	if err := c.link.AwaitTurn(ctx); err == nil {
+		if ends {
+			_ = c.link.Identify(ctx) // what fails here fails again at the statement
+		}
+		c.link.EndTurn()
+	}
+	link := c.link
 	r, res, err := c.runHere(ctx, st)
 	if err != nil && ctx.Err() != nil {
-		u.on.broken()
+		c.bad.Store(true)
+		if ends {
+			u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillAdopted(ctx, link) })
+		}
 	}
 	return r, res, err
-}
-
-// runPinned runs a statement of a sql.Conn on which a unit of work lives: as in a
-// transaction it is part of that, with a hint or without.
-func (c *Conn) runPinned(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.samePinned(u, h, st.Op()); err != nil {
-		return nil, nil, err
-	}
-	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, u.error(st.Op(), lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"the statement would end the transaction in which this sql.Conn holds the lock; run it on another connection, or end the lock context first")))
-	}
-	if err := u.ctxState.undecided(h, u, st); err != nil {
-		return nil, nil, err
-	}
-	return c.runJoined(ctx, u, h, st)
 }
 
 // runFree runs a statement of a lock context outside of any transaction of this
@@ -201,7 +169,10 @@ func (c *Conn) runFree(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	}
 	switch {
 	case s.unit != nil:
-		if err := c.stay(ctx, s.unit, h, st, st.Op()); err != nil {
+		if err := c.outside(ctx, st.Op(), h); err != nil {
+			return nil, nil, err
+		}
+		if err := c.misses(st.Op(), h, st, s.unit); err != nil {
 			return nil, nil, err
 		}
 		return c.runJoined(ctx, s.unit, h, st)

@@ -42,7 +42,7 @@ func (u *unit) commit() error {
 
 // finish commits or rolls back and ends the unit.
 func (u *unit) finish(commit bool) error {
-	if u.state == ended {
+	if u.state == stateEnded {
 		return u.cause
 	}
 	u.ending = "the rollback of a transaction"
@@ -61,7 +61,7 @@ func (u *unit) finish(commit bool) error {
 		u.afterRows()
 	}
 	if commit && len(u.doubts) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), commitLimit)
+		ctx, cancel := server.Within(context.Background(), commitLimit)
 		_ = u.resolveDoubts(ctx, "commit")
 		cancel()
 	}
@@ -76,7 +76,7 @@ func (u *unit) finish(commit bool) error {
 	}
 	var err error
 	switch {
-	case !u.touched && u.passes() && u.on.overdue() == nil && u.handoff.Keeps(context.Background()):
+	case !u.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background()):
 		u.passOn()
 	case commit:
 		err = u.sendCommit()
@@ -88,42 +88,52 @@ func (u *unit) finish(commit bool) error {
 	return err
 }
 
-// sendCommit commits, after the checks. The caller has the connection's turn, and ends the unit.
+// sendCommit commits, with the checks. The caller has the connection's turn, and ends the unit.
 func (u *unit) sendCommit() error {
-	done, refused, err := false, false, u.on.overdue()
-	var f *fence
-	around := len(u.ctxState.grants)+len(u.outer) > 0
-	if err == nil && !u.opts.ReadOnly && (around || u.wrote && u.raises) { // READ ONLY there is nothing that could be written
-		f, err = u.fence()
-		refused = err != nil
-	}
-	if err == nil && f != nil {
-		done, refused, err = f.pass()
+	refused, err := false, error(nil)
+	var e *epilogue
+	if u.last == nil {
+		if err = u.overdue(); err == nil {
+			e, err = u.epilogue()
+			refused = err != nil
+		}
 	}
 	switch {
+	case u.last != nil:
+		err = u.lastSent()
 	case err != nil:
-	case done:
-		u.txn.Committed()
+	case e != nil:
+		refused, err = e.send(u)
 	default:
 		err = u.sendText()
-	}
-	if f != nil {
-		f.lift()
 	}
 	if err == nil {
 		u.newVersions()
 		return nil
 	}
-	err = u.unfinished("commit", err, refused, f)
-	if u.ctxState.until != nil || u.on.spends() && u.hold == nil {
+	err = u.unfinished("commit", err, refused, e)
+	if u.ctxState.until != nil || u.until != nil && u.hold == nil {
 		u.ctxState.failed = u.cause // what was read before must not decide on what is written without it
 	}
 	return err
 }
 
+// lastSent is for a COMMIT that a write has taken along.
+func (u *unit) lastSent() error {
+	switch {
+	case u.last.err != nil:
+		return u.last.err
+	case u.last.locked:
+		u.passOn()
+	case !u.link.Clean() || !u.link.Valid():
+		u.breakLink()
+	}
+	return nil
+}
+
 // sendText sends COMMIT, if possible with the lock of the next caller.
 func (u *unit) sendText() error {
-	if u.handoff == nil || !u.passes() || !u.handoff.Commits() || !u.l.Passes(u.l.Background) {
+	if !u.passes() || !u.handoff.Commits() {
 		return u.txn.Commit(u.limit)
 	}
 	return u.txn.CommitBy(u.limit, func(ctx context.Context) error {
@@ -147,12 +157,12 @@ func (u *unit) passes() bool {
 // passOn has the session go to the next caller, with the lock, when the unit has ended.
 func (u *unit) passOn() {
 	u.tickets = nil
-	u.on.(*onSession).next = func() { u.handoff.Handoff(u.on.broken) }
+	u.next = func() { u.handoff.Handoff(u.kill) }
 }
 
 // unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
-// returns what its caller is told. f is what was checked before it; nil is nothing.
-func (u *unit) unfinished(op string, err error, refused bool, f *fence) error {
+// returns what its caller is told. e is what went out with it; nil is nothing.
+func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error {
 	u.ctxState.k.Suspect(err)
 	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
 		u.givenUp = true
@@ -175,8 +185,8 @@ func (u *unit) unfinished(op string, err error, refused bool, f *fence) error {
 		}
 	} else {
 		u.breakLink()
-		if !refused && f != nil {
-			f.awaitEnd()
+		if !refused && e != nil {
+			e.awaitEnd()
 		}
 	}
 	var said *lockerr.Error
@@ -203,7 +213,7 @@ func (u *unit) newVersions() {
 // inTime ends the unit if the context has ended that bounds what was read in it: not
 // sooner or later as the watch on that gets its turn.
 func (u *unit) inTime() {
-	if u.state == ended || u.until == nil || u.until.Err() == nil {
+	if u.state == stateEnded || u.until == nil || u.until.Err() == nil {
 		return
 	}
 	// Only finished autocommit statements are in a unit without an open
@@ -230,7 +240,7 @@ func (u *unit) contextEnded() {
 func (u *unit) abandon(cause error) {
 	_ = u.ctxState.take(context.Background())
 	defer u.ctxState.give()
-	if u.state != ended {
+	if u.state != stateEnded {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)
 		u.ctxState.failed = u.cause
@@ -242,7 +252,7 @@ func (u *unit) abandon(cause error) {
 // only read, outside a transaction: its COMMIT would ask for the hold's lock, and its
 // snapshot is as old as the hold.
 func (u *unit) outlivesHold() {
-	if u.state != open || u.cause != nil || u.inside() || u.wrote {
+	if u.state != stateOpen || u.cause != nil || u.inside() || u.wrote {
 		return
 	}
 	if slices.ContainsFunc(u.outer, func(g *grant) bool { return g.Err() != nil }) {

@@ -86,6 +86,9 @@ func TestNothingIsRememberedOfALockContextThatIsOver(t *testing.T) {
 				"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 			} {
 				for way, use := range uses {
+					if kind == "optimistic" && way == "Do" {
+						continue // its row lock goes with no version
+					}
 					check(kind, way, opt, long, use)
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
@@ -11,25 +12,26 @@ import (
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // grant is a lock that lies outside of the transactions under it: a lease, an
 // advisory lock, or a version that their commits compare.
 type grant struct {
 	held              strategy.Grant
-	k                 *handle.Handle      // that has taken it
-	strategy.Resource                     // Row is the one that keeps it, also with Slots
-	by                strategy.Strategy   // that has taken it
-	since             time.Time           // when it was taken
-	first             string              // with Slots, the row of the first
-	seen              *handle.Observation // of the lock; of versions that were asked for together, only the first has it
-	noted             *handle.Held        // until it is given back
+	k                 *handle.Handle       // that has taken it
+	strategy.Resource                      // Row is the one that keeps it, also with Slots
+	by                strategy.Strategy    // that has taken it
+	since             time.Time            // when it was taken
+	first             string               // with Slots, the row of the first
+	seen              *handle.Observation  // of the lock; of versions that were asked for together, only the first has it
+	noted             *handle.Held         // until it is given back
+	lasted            func() time.Duration // from since until its loss was told first
 }
 
 // newGrant returns what was taken for p.
 func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
 	g := &grant{held: held, k: k, Resource: p, by: by, since: time.Now()}
+	g.lasted = sync.OnceValue(func() time.Duration { return time.Since(g.since) })
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
 	}
@@ -141,29 +143,10 @@ func (g *grant) join(p strategy.Resource) error {
 	if p.Slots > 0 {
 		p.Tell(hint.ToldSlot, g.slot())
 	}
-	return g.again(p)
-}
-
-// again returns why the grant, which is held already, does not do for p.
-func (g *grant) again(p strategy.Resource) error {
-	switch p.Version {
-	case 0, g.version(), g.token() - 1: // the lease itself is the only change since
+	if p.Version == 0 || p.Version == g.version() {
 		return nil
 	}
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.ErrConflict}
-}
-
-// covers reports whether the grant is a lease on the row of a version of k: nobody
-// else can change it.
-func (g *grant) covers(k *handle.Handle, version strategy.Resource) bool {
-	return g.token() != 0 && g.keeps(k, version)
-}
-
-// remembered is the resource of a version with its number.
-func (g *grant) remembered() strategy.Resource {
-	p := g.Resource
-	p.Version = g.version()
-	return p
 }
 
 // tellAll lets the application ask for the numbers of what was taken.
@@ -200,19 +183,18 @@ func (g *grant) overError(op string) error {
 	}
 	e := &lockerr.Error{Op: op, Key: g.Key, Strategy: g.Strategy, Err: errHoldEnded}
 	if errors.Is(err, lockerr.ErrLost) {
-		e.Err, e.Held = err, time.Since(g.since)
+		e.Err, e.Held = err, g.lasted()
 	}
 	return e
 }
 
 // takeGrant takes a lock that keeps others out, for by. lost is called once, on a goroutine of
-// its own, when the grant may be lost. begin is the transaction that may begin with it; nil
-// for none.
-func takeGrant(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Resource, wait time.Duration, begin *strategy.Beginning, lost func()) (*grant, error) {
+// its own, when the grant may be lost. on lends the connection on which the caller goes on; nil for none.
+func takeGrant(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Resource, wait time.Duration, on *strategy.Lender, lost func()) (*grant, error) {
 	seen, ctx := k.Observe(ctx, p)
 	resources := []strategy.Resource{p}
 	of := l.By(p)
-	held, err := of.Take(ctx, strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Begin: begin, Lost: lost})
+	held, err := of.Take(ctx, strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Lends: on, Lost: lost})
 	if err != nil {
 		err = strategy.Naming(err, resources)
 		seen.Answered(nil, nil, 0, err)
@@ -223,35 +205,3 @@ func takeGrant(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle
 	seen.Answered(nil, g.ticket(), g.token(), nil)
 	return g, nil
 }
-
-// lent is a connection without a transaction on which a caller reads versions. Without a link
-// there is none.
-type lent struct {
-	link *pool.Conn
-	back func() // gives it back before the caller waits, without a connection; nil if the caller keeps it
-}
-
-// take has r taken there.
-func (on lent) take(ctx context.Context, by strategy.Strategy, r strategy.Request) ([]strategy.Grant, error) {
-	if on.link == nil {
-		return by.Take(ctx, r)
-	}
-	if err := on.link.AwaitTurn(ctx); err != nil {
-		return nil, err
-	}
-	here := r
-	here.Conn = on.link
-	if on.back != nil && r.Wait > 0 {
-		here.Wants = func(context.Context) (context.Context, func(), error) { return nil, nil, errWaits }
-	}
-	held, err := by.Take(ctx, here)
-	on.link.EndTurn()
-	if errors.Is(err, errWaits) {
-		on.back()
-		r.Begin = nil // it has no connection any more
-		return by.Take(ctx, r)
-	}
-	return held, err
-}
-
-var errWaits = errors.New("the caller has to wait, and keeps no connection meanwhile")

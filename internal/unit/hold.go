@@ -45,7 +45,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{outerHold: outerHold{k: k, cancel: cancel}}
+	h := &Hold{outerHold: outerHold{k: k, key: asked.Named, cancel: cancel}}
 	if k.HoldIsTransaction(asked) {
 		h.alone = asked.LockContext == nil
 		h.ctx = asked.With(own)
@@ -81,7 +81,7 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 	if err != nil {
 		return err
 	}
-	h.unit, err = h.ctxState.openSession(h.ctx, h.ctx, p, &h.outerHold)
+	h.unit, err = h.ctxState.open(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outerHold})
 	return err
 }
 
@@ -142,11 +142,15 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 // takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil
 // outside of any.
 func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
+	start := time.Now()
 	l, err := h.k.Use(ctx, asked)
 	if err != nil {
-		return h.k.SetupError(asked, err)
+		err = h.k.SetupError(asked, err)
+	} else {
+		err = h.k.Taken(asked.LockContext, true, p)
 	}
-	if err := h.k.Taken(asked.LockContext, true, p); err != nil {
+	if err != nil {
+		h.k.Refused(ctx, start, err, p)
 		return err
 	}
 	if h.k.Wait(asked) == 0 {
@@ -304,7 +308,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	// What stands against a commit, although nothing is lost.
 	var obstacle error
 	switch {
-	case u.state == ended || u.cause != nil || !commit:
+	case u.state == stateEnded || u.cause != nil || !commit:
 	case h.ctx.Err() != nil:
 		obstacle = u.error("commit", endOf(h.ctx))
 	case h.nested == nil && len(u.stack) > 0:

@@ -7,13 +7,13 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // join adds to the unit what of a hint it does not hold yet.
-func (u *unit) join(ctx context.Context, h *hint.Hint) error {
+func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 	if h == u.has {
 		return nil
 	}
@@ -30,6 +30,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 		u.has = h
 		return nil
 	}
+	defer func() { p.refused(ctx, u.ctxState.k, err) }()
 	if _, err := p.use(ctx, u.ctxState); err != nil {
 		return err
 	}
@@ -37,7 +38,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}
-	undo, err := u.ctxState.takeGrants(ctx, p, lent{}, nil)
+	undo, err := u.ctxState.takeGrants(ctx, p, nil)
 	if err != nil {
 		return err
 	}
@@ -49,7 +50,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 	}
 	for i := range p.requests {
 		if err := u.lock(ctx, p, i, i == 0); err != nil {
-			if u.state != ended {
+			if u.state != stateEnded {
 				undo()
 			}
 			return err
@@ -60,14 +61,17 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) error {
 }
 
 // mayJoin returns why what the unit has read, or may read, is of no use with the locks
-// that it is to have beside its own.
+// that it is to have beside its own. A snapshot in which nothing but a version was read is given up.
 func (u *unit) mayJoin(ctx context.Context, p *plan) error {
-	if err := u.knowLevels(ctx); err != nil {
-		return err
-	}
 	if p.versions {
 		if err := u.l.Dirty(u.levels); err != nil {
 			return u.error("lock", err)
+		}
+	}
+	if u.looked {
+		u.looked = false
+		if err := u.text(ctx, "lock", "ROLLBACK"); err != nil {
+			return err
 		}
 	}
 	if u.l.StaleSnapshot(u.read, p.versions, p.h, u.levels) {
@@ -80,39 +84,29 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 // verify makes sure that the transaction shows nothing that is older than what was
 // remembered for it on another connection.
 func (u *unit) verify(ctx context.Context) error {
-	for _, g := range u.ctxState.grants {
-		v, ok := g.held.(strategy.Verified)
-		if !ok {
-			continue
-		}
-		if err := u.takeLink(ctx, "lock"); err != nil {
-			return err
-		}
-		err := v.Verify(ctx, u.link.Conn)
-		u.give()
-		if err != nil {
-			return u.error("lock", noRetry(err))
-		}
-	}
-	return nil
-}
-
-// knowLevels makes sure of the isolation level where what ran on the connection
-// before leaves all of them possible.
-func (u *unit) knowLevels(ctx context.Context) error {
-	app := u.appConn()
-	if u.levels != sqltext.AnyLevel || app == nil || app.texts.session != sqltext.AnyLevel {
+	if !u.ctxState.remembers() {
 		return nil
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
 	defer u.give()
-	levels, err := app.askLevels(ctx, u.l)
-	if err != nil {
-		return u.check(ctx, "lock", err)
+	if err := u.ctxState.verify(ctx, u.link); err != nil {
+		return u.error("lock", noRetry(err))
 	}
-	u.levels = levels
+	return nil
+}
+
+// verify returns lockerr.ErrConflict if c leads to a node that does not show yet a version that is remembered. The
+// caller has the turn of c.
+func (s *ctxState) verify(ctx context.Context, c *pool.Conn) error {
+	for _, g := range s.grants {
+		if v, ok := g.held.(strategy.Verified); ok {
+			if err := v.Verify(ctx, c.Conn); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -142,8 +136,9 @@ func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 		return err
 	}
 	defer u.give()
-	ctx, release := u.on.untilClosed(ctx)
+	ctx, release := u.untilClosed(ctx)
 	defer release()
+	p.asked = true
 	r.seen, ctx = u.ctxState.k.Observe(ctx, r.resources...)
 	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
 	r.seen.Answered(u.link, nil, 0, err)

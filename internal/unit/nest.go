@@ -39,7 +39,7 @@ func (t *inner) usable() error {
 		return t.failed
 	case t.u.cause != nil:
 		return t.u.cause
-	case t.u.state == ended:
+	case t.u.state == stateEnded:
 		return t.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
 	}
 	return nil
@@ -54,7 +54,7 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	switch {
 	case t.failed != nil:
 		return t.failed
-	case u.state == ended:
+	case u.state == stateEnded:
 		return u.cause
 	case u.cause != nil: // those inside it may end later, since database/sql ends them when their context ends
 		at := slices.Index(u.stack, t) + 1

@@ -15,6 +15,7 @@ import (
 // the unit that it is part of.
 type outerHold struct {
 	k      *handle.Handle
+	key    string                  // that it was asked for
 	cancel context.CancelCauseFunc // ends the hold's context
 	alone  bool                    // nothing is left of its lock context when it has ended
 	grant  *grant                  // nil for a row lock, and for a version

@@ -2,8 +2,11 @@ package unit
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
+	"fmt"
 	"slices"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -11,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // plan is what a hint asks for and its lock context does not hold yet. It is worked out once,
@@ -25,8 +29,11 @@ type plan struct {
 	locks    bool                // something is to be locked, not only remembered
 	versions bool                // a version is to be remembered
 	compares bool                // the commit compares versions: such, or those that are remembered already
+	start    time.Time           // when it was worked out
+	asked    bool                // something of it was asked for, of which an observer is told
 
 	// With what it is taken: see ready.
+	keeps    *pool.Conn // the connection that the caller has in its hand while it waits; nil for none
 	l        *handle.Locks
 	by       handle.Caller
 	wait     handle.Budget
@@ -46,7 +53,10 @@ func (s *ctxState) plan(h *hint.Hint) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{h: h}
+	if err := s.mixed(resources); err != nil {
+		return nil, err
+	}
+	p := &plan{h: h, start: time.Now()}
 	if len(h.Holds) > 0 {
 		p.around = outerGrants(h)
 	}
@@ -63,6 +73,36 @@ func (s *ctxState) plan(h *hint.Hint) (*plan, error) {
 	return p, nil
 }
 
+// mixed returns lockerr.ErrUnsafe if one of resources is kept as a version, and another one, or
+// what the unit of work holds, is locked; or the other way round.
+func (s *ctxState) mixed(resources []strategy.Resource) error {
+	var locked, version *strategy.Resource
+	note := func(p *strategy.Resource) {
+		if p.Traits.Excludes {
+			locked = p
+		} else {
+			version = p
+		}
+	}
+	for i := range resources {
+		note(&resources[i])
+	}
+	for _, g := range s.grants {
+		note(&g.Resource)
+	}
+	if s.unit != nil {
+		for _, r := range s.unit.rows {
+			note(&r.Resource)
+		}
+	}
+	if locked == nil || version == nil {
+		return nil
+	}
+	return &lockerr.Error{Op: "lock", Key: version.Key, Strategy: version.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		"the lock context also asks for %q, by the strategy %s, and an optimistic version goes with no lock; "+
+			"keep both keys by one strategy, or give each a lock context of its own, by lockctx.With on the context from before the other one", locked.Key, locked.Strategy))}
+}
+
 // add adds what is not held, unless something that is wanted already covers it.
 func (p *plan) add(resource strategy.Resource) error {
 	sameRow := func(other strategy.Resource) bool { return other.Row == resource.Row && other.Space() == strategy.Rows }
@@ -72,8 +112,6 @@ func (p *plan) add(resource strategy.Resource) error {
 			return resource.Upgrade()
 		case resource.Slots > 0:
 			resource.Tell(hint.ToldSlot, 0)
-			return nil
-		case !resource.Traits.Excludes && resource.Version == 0: // nobody else can change it
 			return nil
 		}
 	}
@@ -93,6 +131,15 @@ func (p *plan) add(resource strategy.Resource) error {
 	p.locks = p.locks || resource.Traits.Excludes
 	p.versions = p.versions || !resource.Traits.Excludes
 	return nil
+}
+
+// refused tells an observer that nothing of p was asked for, because of err; nil is no error.
+func (p *plan) refused(ctx context.Context, k *handle.Handle, err error) {
+	if err == nil || p.asked || len(p.missing) == 0 || errors.Is(err, driver.ErrBadConn) { // then it is tried again
+		return
+	}
+	p.asked = true
+	k.Refused(ctx, p.start, err, p.missing...)
 }
 
 // inTransaction reports whether anything is to be locked in the transaction.
@@ -123,6 +170,9 @@ func (p *plan) use(ctx context.Context, s *ctxState) (*handle.Locks, error) {
 // of database/sql while it waits.
 func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 	p.l, p.by, p.wait = l, s.caller(pooled), s.k.Budget(p.h)
+	if p.keeps != nil {
+		p.by.Keeps = p.keeps
+	}
 	ask := func(resources []strategy.Resource, r rowlock.Request) {
 		r.Label, r.Waiting = strategy.Label(resources), s.k.WaitingFor(p.by, l.Sought(resources...))
 		p.requests = append(p.requests, request{Request: r, resources: resources})
@@ -172,7 +222,7 @@ func (s *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	case locked.Shared && !p.Shared:
 		return false, p.Upgrade()
 	}
-	return p.Version == 0, nil // a version that was given is compared all the same
+	return true, nil
 }
 
 // remembers reports whether the unit of work keeps a version, which its commit
@@ -187,6 +237,9 @@ func (s *ctxState) caller(pooled bool) handle.Caller {
 	c := handle.Caller{Pooled: pooled, Has: s.held}
 	if s != nil {
 		c.Asked = &s.asked
+		if s.unit != nil {
+			c.Keeps, c.Holds = s.unit.link, true
+		}
 	}
 	return c
 }

@@ -10,43 +10,52 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // runRead runs a query that only reads, outside any transaction: the lock stays
 // when it is over. A row lock needs a session for that. Under grants, and inside
 // a hold, the query runs where it is.
-func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (_ driver.Rows, _ driver.Result, err error) {
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
+	defer func() { p.refused(ctx, c.k, err) }()
 	var end context.Context
 	if len(p.missing) > 0 {
 		if end, err = c.readUntil(ctx, s, p, st); err != nil {
 			return nil, nil, err
 		}
 	}
-	if err := c.ours(ctx, st.Op(), h); err != nil {
+	if err := c.outside(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.asks(ctx, h, st, nil); err != nil {
-		return nil, nil, err
-	}
-	switch {
-	case p.inTransaction():
-		u, err := c.open(ctx, end, s, p, st)
+	if p.inTransaction() {
+		if err := c.misses(st.Op(), h, st, anew); err != nil {
+			return nil, nil, err
+		}
+		u, err := s.open(ctx, p, opening{op: "lock", end: end, read: st})
 		if err != nil {
 			return nil, nil, err
 		}
 		return c.runIn(ctx, u, st)
-	case st.Claims:
-		return nil, nil, st.Unclaimed()
+	}
+	if err := c.fit(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
+	}
+	if err := c.misses(st.Op(), h, st, nil); err != nil {
+		return nil, nil, err
 	}
 	if err := c.readUnder(ctx, end, s, p, st); err != nil {
 		return nil, nil, err
 	}
 	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
+		return nil, nil, c.k.Error(st.Op(), h, err)
+	}
+	if err := c.verify(ctx, s, st); err != nil {
 		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
 	r, res, err := c.runHere(ctx, st)
@@ -59,6 +68,19 @@ func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *state
 	s.hasRead(s.k, st, len(s.grants) > 0)
 	noteHolds(st)
 	return r, res, nil
+}
+
+// verify makes sure that a query of tables shows nothing that is older than the versions that are remembered: the
+// connection may lead to another node than the one that has told them.
+func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement) error {
+	if !st.Info.Tables || !s.remembers() {
+		return nil
+	}
+	if err := c.link.AwaitTurn(ctx); err != nil {
+		return err
+	}
+	defer c.link.EndTurn()
+	return s.verify(ctx, c.link)
 }
 
 // readUntil returns the context with which the locks end that a query takes. After that it is known
@@ -83,32 +105,70 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 		return err
 	}
 	if p.compares {
-		if err := c.clean(ctx, p, st.Op(), c.texts.session); err != nil {
+		if err := c.clean(ctx, p, st.Op()); err != nil {
 			return err
 		}
 	}
 	if len(p.outside) == 0 {
 		return nil
 	}
-	on, err := c.lends(ctx, s, p)
-	if err != nil {
-		return err
+	on, lent := c.lender(s, p)
+	_, err := s.takeGrants(ctx, p, on)
+	if *lent {
+		c.link.EndTurn()
 	}
-	if _, err := s.takeGrants(ctx, p, on, nil); err != nil {
+	if err != nil {
 		return handle.Yielded(err)
 	}
 	s.watch(end)
 	return nil
 }
 
-// runAlone runs a statement as a unit of work of its own, on this connection.
+// lender lends the connection to the strategy that reads versions. If c has none yet, and nothing else is to be
+// taken, it gets one, provided that one is ready: it needs it right afterwards, unless it has to wait. lent says
+// whether it is lent.
+func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
+	lent = new(bool)
+	if !p.versions || p.locks || c.link == nil && !c.k.Apps().Ready() {
+		return nil, lent
+	}
+	light := c.link == nil
+	give := func() {
+		if light {
+			c.release()
+		}
+	}
+	return &strategy.Lender{
+		Get: func(ctx context.Context) (*pool.Conn, error) {
+			if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
+				return nil, err
+			}
+			if err := c.link.AwaitTurn(ctx); err != nil {
+				give()
+				return nil, err
+			}
+			*lent = true
+			return c.link, nil
+		},
+		Put: func() {
+			*lent = false
+			if !c.link.Clean() {
+				c.bad.Store(true)
+			}
+			c.link.EndTurn()
+			give()
+		},
+	}, lent
+}
+
+// runAlone runs a statement as a unit of work of its own.
 // Where the unit of work has read under grants before and the statement fails,
 // it goes on.
 func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if st.Claims {
-		return nil, nil, st.Unclaimed()
+	if err := c.outside(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
 	}
-	if err := c.asks(ctx, h, st, nil); err != nil {
+	if err := c.misses(st.Op(), h, st, anew); err != nil {
 		return nil, nil, err
 	}
 	goesOn := len(s.grants) > 0
@@ -116,12 +176,13 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	if err != nil {
 		return nil, nil, err
 	}
-	u, err := c.begin(ctx, s, p, driver.TxOptions{})
+	u, err := s.open(ctx, p, opening{op: "begin"})
 	if err != nil {
 		return nil, nil, err
 	}
 	u.endsWith(ctx)
 	u.keep = goesOn // also where the statement ends its transaction
+	st.Last = true
 	r, res, err := c.runIn(ctx, u, st)
 	u.keep = goesOn && (err != nil || s.decided && u.changed == "")
 	// Also after an error: of several statements in one text, those that were finished stay,
@@ -148,9 +209,7 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 			return nil, nil, err
 		}
 	}
-	if st.Claims && (!st.Query || st.Info.Kind != sqltext.Read) && len(u.stack) == 0 && u.hold == nil {
-		return nil, nil, st.Unclaimed()
-	}
+	st.Last = len(u.stack) == 0 && u.hold == nil
 	r, res, err := c.runIn(ctx, u, st)
 	if inPart(st, err) && !u.inside() {
 		_ = u.finish(false)

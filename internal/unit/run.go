@@ -5,7 +5,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"slices"
+	"fmt"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
@@ -26,7 +26,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if err := u.takeLink(ctx, op); err != nil {
 		return nil, nil, err
 	}
-	open, release := u.on.untilClosed(ctx)
+	open, release := u.untilClosed(ctx)
 	if len(u.doubts) > 0 && !st.LooksBack() {
 		if err := u.resolveDoubts(open, op); err != nil {
 			u.give()
@@ -44,7 +44,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}()
 	r, res, err := u.send(open, st)
-	u.on.ran(st, err)
+	if st.Info.Taints {
+		u.link.Taint() // it must not reach the next user
+	}
 	if err != nil {
 		returned = true
 		err = u.check(ctx, op, u.overtaken(open, err))
@@ -85,6 +87,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
+// overdue returns why the server may have ended the session, if so.
+func (u *unit) overdue() error { return u.l.KeepAlive.Overdue(u.link) }
+
 // takeLink waits for the turn to use the unit's connection, if it can still be
 // used.
 func (u *unit) takeLink(ctx context.Context, op string) error {
@@ -105,7 +110,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 			return u.cause
 		}
 	}
-	if err := u.on.overdue(); err != nil {
+	if err := u.overdue(); err != nil {
 		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
 		u.give()
 		return u.cause
@@ -128,8 +133,9 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	if app := u.appConn(); app != nil && err == nil && st.Kept {
-		err = app.again(ctx, st)
+	u.read, u.looked = u.read || u.looked, false
+	if st.Prepared && err == nil {
+		err = u.prepare(ctx, st)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -144,12 +150,32 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if goesBack {
 		u.doubts = append(u.doubts, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
 	}
+	if st.Sent != nil {
+		return st.Sent.Rows, nil, st.Sent.Err
+	}
+	if u.joinsCommit(st) {
+		if res, err = u.runLast(ctx, st); !errors.Is(err, driver.ErrSkip) {
+			return nil, res, err
+		}
+	}
+	st.Alone = u.link.Splits()
 	rows, res, err := st.Run(ctx, u.link.Conn)
+	if st.Alone && server.Unpreparable(err) {
+		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("under a lock a statement with a semicolon in its text or its arguments is prepared, so that it stays one statement, "+
+			"and the server cannot prepare this one; write it without the semicolon, run it before the lock, or have multiStatements=true in the DSN: %w", err))
+	}
 	if err != nil || rows == nil {
 		return nil, res, err
 	}
 	r, err = statement.ReadAhead(rows, limit)
 	return r, res, err
+}
+
+// prepare has a statement run as it is prepared on the session.
+func (u *unit) prepare(ctx context.Context, st *statement.Statement) (err error) {
+	st.On = u.link.Conn
+	st.Stmt, err = statementsOf(u.link).prepared(ctx, u.link.Conn, st.Text, typesOf(st.Args))
+	return err
 }
 
 // resolveDoubts asks what earlier statements have done to the transaction. It does so before
@@ -248,6 +274,9 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && !errors.Is(err, lockerr.ErrLost) && ctx.Err() != nil {
 		err = ctx.Err() // it has closed the connection right before the statement was sent
 	}
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil && u.ctxState.k.Closed() {
+		err = lockerr.ErrClosed // not the caller's end: see untilClosed
+	}
 	switch {
 	case errors.Is(err, lockerr.ErrConflict):
 		err = u.error(op, err)
@@ -283,14 +312,11 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
 	}
-	all := slices.Concat(u.ctxState.grants, u.outer)
 	for _, g := range u.ctxState.grants {
-		v, ok := g.held.(strategy.Versioned)
-		if !ok || slices.ContainsFunc(all, func(lease *grant) bool { return lease.covers(g.k, g.Resource) }) {
-			continue
-		}
-		if moved, _ := v.Moved(ctx); moved {
-			return lockerr.With(lockerr.ErrConflict, err)
+		if v, ok := g.held.(strategy.Versioned); ok {
+			if moved, _ := v.Moved(ctx); moved {
+				return lockerr.With(lockerr.ErrConflict, err)
+			}
 		}
 	}
 	return err
@@ -320,8 +346,9 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 		return err
 	}
 	defer u.give()
-	open, release := u.on.untilClosed(ctx)
+	open, release := u.untilClosed(ctx)
 	defer release()
+	u.read, u.looked = u.read || u.looked, false
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.link.Conn, text); err != nil {
@@ -331,20 +358,4 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 		}
 	}
 	return err
-}
-
-// alive asks the server whether the unit still holds its locks, for the commit
-// of a transaction elsewhere that ran under them.
-func (u *unit) alive() error {
-	if u.state == ended || u.cause != nil {
-		return u.error("commit", lockerr.With(lockerr.ErrLost, errors.New("the unit of work that held the lock has ended; the transaction is rolled back")))
-	}
-	return u.text(context.Background(), "commit", "DO 0")
-}
-
-// closeLater has a statement closed when the rows that are being read are over.
-func (u *unit) closeLater(s driver.Stmt) bool {
-	_ = u.ctxState.take(context.Background())
-	defer u.ctxState.give()
-	return u.open != nil && u.open.CloseLater(s)
 }

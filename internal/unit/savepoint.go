@@ -14,8 +14,8 @@ import (
 // savepoints is what a unit knows of those in its transaction.
 type savepoints struct {
 	saves int // of the driver's so far, for their names
-	// The transaction was open before its first row lock, and may have savepoints that are older. It is
-	// set where a lock is taken in a transaction: unit.lock, Conn.joinLate.
+	// The transaction was open before its first row lock, and may have savepoints that are older: unit.lock
+	// has set it.
 	hasOlder bool
 	younger  map[string]bool // savepoints of the caller's text that are younger; only where hasOlder
 }

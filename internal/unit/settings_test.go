@@ -126,25 +126,32 @@ func TestCompletionTypeThatChainsIsRefused(t *testing.T) {
 	})
 }
 
-// TestSetByText has plain SQL text set what locks need as it was.
+// TestSetByText has plain SQL text set what locks need as it was, on a connection of the pool. Transactions under a
+// lock have sessions, which know nothing of it. A read beside its lock runs there: it is refused.
 func TestSetByText(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
-		conn := dbtest.Conn(t, db)
+		db.SetMaxOpenConns(1) // so that a use of the connection meets what the one before has left
 		for _, set := range []string{"SET completion_type = 1", "SET SESSION completion_type = 'RELEASE'", "SET @@timestamp = 1000000000"} {
-			dbtest.Exec(t, conn, set)
+			dbtest.Exec(t, db, set)
 			for name, opt := range everyStrategy {
-				ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), opt)
-				dbtest.Is(t, fmt.Sprintf("%s, %s: write", set, name), dbtest.Err(conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")), mysqllock.ErrUnsafe)
-				dbtest.Is(t, fmt.Sprintf("%s, %s: BeginTx", set, name), dbtest.Err(conn.BeginTx(ctx, nil)), mysqllock.ErrUnsafe)
-				tx := dbtest.Begin(t, dbtest.Limited(t), conn)
-				dbtest.Is(t, fmt.Sprintf("%s, %s: late", set, name), dbtest.Err(tx.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")), mysqllock.ErrUnsafe)
-				dbtest.Exec(t, conn, "SET completion_type = DEFAULT") // so that it ends here
-				dbtest.OK(t, tx.Rollback())
-				dbtest.Exec(t, conn, set)
+				what := fmt.Sprintf("%s, %s: ", set, name)
+				ctx := func() context.Context { return lockctx.With(dbtest.Limited(t), dbtest.Random(), opt) }
+				dbtest.Is(t, what+"write", dbtest.Err(db.ExecContext(ctx(), "UPDATE p SET stock = stock WHERE id = 1")), nil)
+				dbtest.Is(t, what+"BeginTx", stock.InTx(ctx(), db, func(tx *sql.Tx) error {
+					return dbtest.Err(tx.ExecContext(dbtest.Limited(t), "UPDATE p SET stock = stock WHERE id = 1"))
+				}), nil)
+				own, cancel := context.WithCancel(dbtest.Limited(t))
+				_, err := stock.Read(lockctx.With(own, dbtest.Random(), opt), db, 1)
+				cancel()
+				var want error
+				if name != "row" {
+					want = mysqllock.ErrUnsafe
+				}
+				dbtest.Is(t, what+"read", err, want)
 			}
-			dbtest.Exec(t, conn, "SET completion_type = DEFAULT, timestamp = DEFAULT")
-			dbtest.Exec(t, runsIn{conn, lockctx.With(dbtest.Limited(t), dbtest.Random())}, "UPDATE p SET stock = stock WHERE id = 1")
+			dbtest.Exec(t, db, "SET completion_type = DEFAULT, timestamp = DEFAULT")
+			dbtest.Exec(t, runsIn{db, lockctx.With(dbtest.Limited(t), dbtest.Random())}, "UPDATE p SET stock = stock WHERE id = 1")
 		}
 	})
 }

@@ -23,9 +23,9 @@ func functions(s *stock.Shop, t *testing.T) {
 	dbtest.Exec(t, s.Plain, "CREATE FUNCTION stores(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO logged VALUES (a); RETURN a; END")
 }
 
-// TestLateAfterSnapshot: a hint that comes after a statement which has taken a
-// snapshot is refused, and one after a statement which took none is good.
-func TestLateAfterSnapshot(t *testing.T) {
+// TestASecondKeyAfterASnapshot: one that comes after a statement which has taken a snapshot is refused,
+// and one after a statement which took none is good.
+func TestASecondKeyAfterASnapshot(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE other (n INT)")
@@ -56,12 +56,13 @@ func TestLateAfterSnapshot(t *testing.T) {
 			{"SELECT stock FROM p WHERE id = 2 FOR UPDATE", false},
 			{"SELECT COUNT(*) FROM p LOCK IN SHARE MODE", false},
 		} {
-			tx := dbtest.Begin(t, dbtest.Limited(t), db)
+			first := lockctx.With(dbtest.Limited(t), "first")
+			tx := dbtest.Begin(t, first, db)
 			dbtest.Exec(t, tx, c.text)
 			dbtest.Exec(t, s.Plain, "UPDATE other SET n = n + 1")
 			var seen, is int
 			dbtest.OK(t, s.Plain.QueryRow("SELECT n FROM other").Scan(&is))
-			err := tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT n FROM other").Scan(&seen)
+			err := tx.QueryRowContext(lockctx.With(first, "k"), "SELECT n FROM other").Scan(&seen)
 			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused || !c.refused && err != nil {
 				t.Errorf("%q: %v", c.text, err)
 			}
@@ -73,16 +74,17 @@ func TestLateAfterSnapshot(t *testing.T) {
 	})
 }
 
-// TestLateAtLevels: what is refused follows the isolation level, wherever it is set.
-func TestLateAtLevels(t *testing.T) {
+// TestASecondKeyAtLevels: what is refused follows the isolation level, wherever it is set.
+func TestASecondKeyAtLevels(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		variable := "transaction_isolation"
 		if s.MariaDB() {
 			variable = "tx_isolation"
 		}
-		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE repeatable() SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE nothing() DO 1")
 		committed, repeatable := s.Handle(variable+"='READ-COMMITTED'"), s.Handle()
+		for _, db := range []*sql.DB{committed, repeatable} {
+			db.SetMaxOpenConns(1) // so that texts before a transaction run on its connection of database/sql
+		}
 		for _, c := range []struct {
 			db      *sql.DB
 			texts   []string
@@ -92,36 +94,27 @@ func TestLateAtLevels(t *testing.T) {
 		}{
 			{db: repeatable, refused: true},
 			{db: committed},
-			{db: committed, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, refused: true},
-			{db: committed, texts: []string{"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, refused: true},
-			{db: committed, texts: []string{"/* c */ SET SESSION " + variable + " = 'REPEATABLE-READ'"}, refused: true},
-			{db: committed, texts: []string{"SET @@session." + variable + " = 2"}, refused: true},
-			{db: committed, texts: []string{"SET @x = 1, " + variable + " = CONCAT('REPEATABLE', '-READ')"}, refused: true},
-			{db: committed, texts: []string{"SET @@" + variable + " = 'REPEATABLE-READ'"}, refused: true},
-			{db: committed, texts: []string{"CALL repeatable()"}, refused: true},
-			{db: committed, texts: []string{"CALL nothing()"}},
-			{db: committed, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}, opts: &sql.TxOptions{Isolation: sql.LevelReadCommitted}},
-			{db: committed, texts: []string{"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "BEGIN", "COMMIT"}},
+			{db: committed, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}}, // on another connection
+			{db: committed, texts: []string{"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"}},
 			{db: committed, opts: &sql.TxOptions{Isolation: sql.LevelRepeatableRead}, refused: true},
 			{db: committed, inside: []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"}},
-			{db: repeatable, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}},
-			{db: repeatable, texts: []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED"}},
-			{db: repeatable, texts: []string{"SET SESSION " + variable + " = 'read-committed'"}},
-			{db: repeatable, texts: []string{"SET GLOBAL max_connections = @@max_connections"}, refused: true},
+			{db: repeatable, opts: &sql.TxOptions{Isolation: sql.LevelReadCommitted}},
+			{db: repeatable, texts: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}, refused: true},
+			{db: repeatable, texts: []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED"}, refused: true},
 			{db: repeatable, inside: []string{"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"}, refused: true},
 		} {
-			conn := dbtest.Conn(t, c.db)
 			for _, text := range c.texts {
-				dbtest.Exec(t, conn, text)
+				dbtest.Exec(t, c.db, text)
 			}
-			tx, err := conn.BeginTx(dbtest.Limited(t), c.opts)
+			first := lockctx.With(dbtest.Limited(t), "first")
+			tx, err := c.db.BeginTx(first, c.opts)
 			dbtest.OK(t, err)
 			for _, text := range c.inside {
 				dbtest.Exec(t, tx, text)
 			}
 			n := dbtest.Column[int](t, tx, "SELECT stock FROM p WHERE id = 1")[0]
 			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = stock + 1 WHERE id = 4")
-			err = tx.QueryRowContext(lockctx.With(dbtest.Limited(t), "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
+			err = tx.QueryRowContext(lockctx.With(first, "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
 			if errors.Is(err, mysqllock.ErrStaleSnapshot) != c.refused {
 				t.Errorf("%q, %v, %q: %v", c.texts, c.opts, c.inside, err)
 			}
@@ -129,8 +122,7 @@ func TestLateAtLevels(t *testing.T) {
 				t.Errorf("%q, %v, %q: read %d under the lock, it is %d", c.texts, c.opts, c.inside, n, s.Stock(4))
 			}
 			dbtest.OK(t, tx.Rollback())
-			dbtest.Exec(t, conn, "SET SESSION TRANSACTION ISOLATION LEVEL "+map[*sql.DB]string{committed: "READ COMMITTED", repeatable: "REPEATABLE READ"}[c.db])
-			dbtest.OK(t, conn.Close())
+			dbtest.Exec(t, c.db, "SET SESSION TRANSACTION ISOLATION LEVEL "+map[*sql.DB]string{committed: "READ COMMITTED", repeatable: "REPEATABLE READ"}[c.db])
 		}
 	})
 }
@@ -223,11 +215,7 @@ func TestOptimisticUncommitted(t *testing.T) {
 		refused("BeginTx after a read", err)
 		_, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Optimistic(), lockctx.IfVersion(1)), dirty)
 		refused("BeginTx with a version", err)
-		tx, err := db.BeginTx(dbtest.Limited(t), dirty)
-		dbtest.OK(t, err)
-		refused("late", tx.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
-		dbtest.OK(t, tx.Rollback())
-		tx, err = db.BeginTx(lockctx.With(dbtest.Limited(t), "row"), dirty)
+		tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "row"), dirty)
 		dbtest.OK(t, err)
 		refused("joined", tx.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
 		dbtest.OK(t, tx.Rollback())
@@ -246,21 +234,18 @@ func TestOptimisticUncommitted(t *testing.T) {
 			"SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
 			"/* c */ SET SESSION " + variable + " = 'READ-UNCOMMITTED'", "SET @@session." + variable + " = 0", "CALL dirty()",
 		} {
-			conn := dbtest.Conn(t, db)
-			dbtest.Exec(t, conn, text)
-			_, err = conn.BeginTx(hint(), nil)
-			refused(text+": BeginTx", err)
-			if text[:5] != "SET T" {
-				refused(text+": query", conn.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
-			}
-			dbtest.Exec(t, conn, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-			tx, err := conn.BeginTx(hint(), nil)
+			db := s.Handle()
+			db.SetMaxOpenConns(1)
+			dbtest.Exec(t, db, text)
+			tx, err := db.BeginTx(hint(), nil) // on a session, which has the level of the DSN
 			if err != nil {
-				t.Errorf("%s, and back: %v", text, err)
+				t.Errorf("%s: BeginTx: %v", text, err)
 			} else {
 				dbtest.OK(t, tx.Rollback())
 			}
-			dbtest.OK(t, conn.Close())
+			if text[:5] != "SET T" {
+				refused(text+": query", db.QueryRowContext(hint(), "SELECT stock FROM p WHERE id = 1").Scan(&n))
+			}
 		}
 
 		// Other strategies keep others from writing at all.
@@ -327,12 +312,13 @@ func TestSnapshotIsolation(t *testing.T) {
 			t.Errorf("Do has run %d times", tries)
 		}
 
-		// The row of a late key may be newer than the snapshot.
-		tx := dbtest.Begin(t, dbtest.Limited(t), db)
+		// The row of a second key may be newer than the snapshot.
+		first := lockctx.With(dbtest.Limited(t), "first")
+		tx := dbtest.Begin(t, first, db)
 		stock.MustRead(t, dbtest.Limited(t), tx, 1)
-		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.Handle(), "late", func(context.Context) error { return nil }, lockctx.Lease(stock.TTL)))
-		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "late", lockctx.AllowStale()), tx, "UPDATE p SET stock = 5 WHERE id = 2")
-		s.WantLocked("late", true)
+		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.Handle(), "second", func(context.Context) error { return nil }, lockctx.Lease(stock.TTL)))
+		dbtest.ExecIn(t, lockctx.With(first, "second", lockctx.AllowStale()), tx, "UPDATE p SET stock = 5 WHERE id = 2")
+		s.WantLocked("second", true)
 		dbtest.OK(t, tx.Commit())
 		s.WantStock(2, 5)
 	})

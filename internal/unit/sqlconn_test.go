@@ -38,151 +38,313 @@ func (w runsIn) ExecContext(_ context.Context, text string, args ...any) (sql.Re
 	return w.Execer.ExecContext(w.ctx, text, args...)
 }
 
-// TestConnReadDecideWrite reads, decides and writes on a sql.Conn that has another
-// default database: both happen there, and the lock is held in between.
-func TestConnReadDecideWrite(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		tenant := tenant(s, t)
-		db := s.Handle("lockNoWait=true")
-		conn := dbtest.Conn(t, db)
-		dbtest.Exec(t, conn, "USE "+tenant)
-		key := dbtest.Random()
-		ctx := lockctx.With(dbtest.Limited(t), key)
-		var left int
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		if left != 100 {
-			t.Errorf("read %d, want that of the tenant, 100", left)
-		}
-		s.WantLocked(key, true)
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = ?", 2).Scan(&left))
-		dbtest.Exec(t, runsIn{conn, ctx}, "UPDATE p SET stock = ? WHERE id = 1", left-1)
-		s.WantLocked(key, false)
-		s.WantStock(1, 10)
-		dbtest.OK(t, s.Plain.QueryRow("SELECT stock FROM "+tenant+".p WHERE id = 1").Scan(&left))
-		if left != 99 {
-			t.Errorf("the tenant's stock is %d, want 99", left)
+// TestASQLConnReadsDecidesAndWrites under a lock, as a sql.DB does: both run on a session.
+func TestASQLConnReadsDecidesAndWrites(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, params := range []string{"lockNoWait=true", "lockNoWait=true&maxConns=8"} {
+			db := s.Handle(params)
+			conn, key, before := dbtest.Conn(t, db), dbtest.Random(), s.Stock(1)
+			ctx := lockctx.With(dbtest.Limited(t), key)
+			left := stock.MustRead(t, ctx, conn, 1)
+			s.WantLocked(key, true)
+			if left := stock.MustRead(t, ctx, db, 1); left != before { // the pool's statements run there, too
+				t.Errorf("read %d, want %d", left, before)
+			}
+			dbtest.Exec(t, runsIn{conn, ctx}, "UPDATE p SET stock = ? WHERE id = 1", left-1)
+			s.WantLocked(key, false)
+			s.WantStock(1, before-1)
+			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1")
+			dbtest.Is(t, "a second write", err, mysqllock.ErrStaleRead)
+			dbtest.OK(t, conn.Close())
 		}
 	})
 }
 
-// TestConnState has a sql.Conn's own things in what is read under a lock, in each way
-// in which a statement reaches the driver.
-func TestConnState(t *testing.T) {
-	ways := map[string]func(t *testing.T, ctx context.Context, conn *sql.Conn, text string) string{
-		"query": func(t *testing.T, ctx context.Context, conn *sql.Conn, text string) (got string) {
-			dbtest.OK(t, conn.QueryRowContext(ctx, text).Scan(&got))
-			return got
-		},
-		"query with an argument": func(t *testing.T, ctx context.Context, conn *sql.Conn, text string) (got string) {
-			dbtest.OK(t, conn.QueryRowContext(ctx, text+" HAVING 1 = ?", 1).Scan(&got))
-			return got
-		},
-		"prepared": func(t *testing.T, ctx context.Context, conn *sql.Conn, text string) (got string) {
-			stmt, err := conn.PrepareContext(context.Background(), text)
-			dbtest.OK(t, err)
-			defer stmt.Close()
-			dbtest.OK(t, stmt.QueryRowContext(ctx).Scan(&got))
-			dbtest.OK(t, stmt.QueryRowContext(ctx).Scan(&got))
-			return got
-		},
-		"raw": func(t *testing.T, ctx context.Context, conn *sql.Conn, text string) (got string) {
-			dbtest.OK(t, conn.Raw(func(c any) error {
-				rows, err := c.(driver.QueryerContext).QueryContext(ctx, text, nil)
+// leftovers are what a sql.Conn leaves on its connection, and what the error calls it.
+func leftovers(tenant string) map[string]string {
+	return map[string]string{
+		"USE " + tenant:                            "USE",
+		"/* to " + tenant + " */ use " + tenant:    "USE",
+		"SET SESSION time_zone = '+03:00'":         "SET time_zone",
+		"set @@session.sql_mode = ''":              "SET sql_mode",
+		"SET NAMES latin1":                         "charset=",
+		"CREATE TEMPORARY TABLE mine (a INT)":      "CREATE TEMPORARY",
+		"PREPARE mine FROM 'SELECT 1'":             "PREPARE",
+		"DO GET_LOCK('" + tenant + "', 0)":         "GET_LOCK",
+		"SELECT get_lock('" + tenant + "', 0)":     "GET_LOCK",
+		"LOCK TABLES p READ":                       "LOCK",
+		"BEGIN":                                    "a transaction that plain SQL text has begun",
+		"START TRANSACTION":                        "a transaction that plain SQL text has begun",
+		"SET autocommit = 0":                       "autocommit",
+		"SET @@session.sql_select_limit = 1":       "SET sql_select_limit",
+		"SET SESSION innodb_lock_wait_timeout = 7": "SET innodb_lock_wait_timeout",
+	}
+}
+
+// TestWhatASQLConnHasSetForItsNextTransactionIsNotLost: a transaction under a lock would not have it. One that begins
+// there has it, and then locks are good again.
+func TestWhatASQLConnHasSetForItsNextTransactionIsNotLost(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, params := range []string{"lockNoWait=true", "lockNoWait=true&maxConns=8"} {
+			db := s.Handle(params)
+			for _, set := range []string{"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", "set transaction read only"} {
+				conn := dbtest.Conn(t, db)
+				begin := func(ctx context.Context) error {
+					return stock.InTx(ctx, conn, func(*sql.Tx) error { return nil })
+				}
+				locked := func() context.Context { return lockctx.With(dbtest.Limited(t), dbtest.Random()) }
+				dbtest.Exec(t, conn, set)
+				stock.WantError(t, set+", then BeginTx", begin(locked()), mysqllock.ErrUnsafe, "SET TRANSACTION")
+				stock.WantError(t, set+", then a write", dbtest.Err(conn.ExecContext(locked(), "UPDATE p SET stock = 0 WHERE id = 1")), mysqllock.ErrUnsafe, "SET TRANSACTION")
+				dbtest.OK(t, begin(dbtest.Limited(t)))
+				dbtest.OK(t, begin(locked()))
+				dbtest.OK(t, conn.Close())
+			}
+			dbtest.Exec(t, db, "SET TRANSACTION READ ONLY") // its use of the connection is over
+			dbtest.Exec(t, runsIn{db, lockctx.With(dbtest.Limited(t), dbtest.Random())}, "UPDATE p SET stock = stock WHERE id = 1")
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// asks are the ways in which a lock is asked for over a sql.Conn.
+var asks = map[string]func(ctx context.Context, conn *sql.Conn, text string) error{
+	"a read": func(ctx context.Context, conn *sql.Conn, text string) error {
+		return conn.QueryRowContext(ctx, text).Scan(new(any))
+	},
+	"a write": func(ctx context.Context, conn *sql.Conn, _ string) error {
+		return dbtest.Err(conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 1"))
+	},
+	"BeginTx": func(ctx context.Context, conn *sql.Conn, _ string) error {
+		tx, err := conn.BeginTx(ctx, nil)
+		if err == nil {
+			err = tx.Rollback()
+		}
+		return err
+	},
+	"a prepared read": func(ctx context.Context, conn *sql.Conn, text string) error {
+		stmt, err := conn.PrepareContext(context.Background(), text)
+		if err != nil {
+			return err
+		}
+		defer stmt.Close()
+		return stmt.QueryRowContext(ctx).Scan(new(any))
+	},
+	"raw": func(ctx context.Context, conn *sql.Conn, text string) error {
+		return conn.Raw(func(c any) error {
+			rows, err := c.(driver.QueryerContext).QueryContext(ctx, text, nil)
+			if err == nil {
+				err = rows.Close()
+			}
+			return err
+		})
+	},
+}
+
+// TestWhatIsLeftOnASQLConnRefusesLocksOverIt: by name, and before anything of the lock is sent. It does so
+// for as long as the sql.Conn is open; the next user of its connection gets locks.
+func TestWhatIsLeftOnASQLConnRefusesLocksOverIt(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		tenant := tenant(s, t)
+		for _, most := range []int{0, 8} {
+			db, tap := s.Tapped(mysqllock.Config{MaxConns: most})
+			db.SetMaxOpenConns(1)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "all is there", func(context.Context) error { return nil }))
+			n := 0
+			for leave, says := range leftovers(tenant) {
+				for kind, option := range everyStrategy {
+					if n++; n%4 != len(kind)%4 {
+						continue
+					}
+					conn := dbtest.Conn(t, db)
+					dbtest.Exec(t, conn, leave)
+					for way, ask := range asks {
+						seen := tap.Texts()
+						err := ask(lockctx.With(dbtest.Limited(t), dbtest.Random(), option), conn, "SELECT stock FROM p WHERE id = 1")
+						stock.WantError(t, way+" of "+kind+" after "+leave, err, mysqllock.ErrUnsafe, says)
+						for _, sent := range seen() { // a statement may be prepared, and it may be asked whether a transaction is open
+							if !strings.HasPrefix(sent, "[prepare]") && sent != "SELECT @@autocommit" && !strings.Contains(sent, "SAVEPOINT mysqllock_open") {
+								t.Errorf("%s of %s after %s: %s was sent", way, kind, leave, sent)
+							}
+						}
+					}
+					dbtest.Exec(t, conn, "ROLLBACK")
+					dbtest.Exec(t, conn, "SET autocommit = 1")
+					dbtest.Exec(t, conn, "UNLOCK TABLES")
+					dbtest.OK(t, conn.Close())
+					dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error { return nil }, option))
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
+					key := dbtest.Random()
+					stock.MustRead(t, lockctx.With(ctx, key, lockctx.Row()), db, 1)
+					cancel()
+					dbtest.Soon(t, "it has ended", func() bool { return !s.Locked(key) })
+					dbtest.Exec(t, db, "USE "+s.Name)
+					dbtest.Exec(t, db, "SET NAMES utf8mb4")
+					dbtest.Exec(t, db, "DROP TEMPORARY TABLE IF EXISTS mine")
+				}
+			}
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// TestAVariableOfASQLConnThatIsClosedRefusesNoLock, nor does anything else that a program leaves there.
+func TestAVariableOfASQLConnThatIsClosedRefusesNoLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, most := range []int{0, 10} {
+			for _, set := range []string{"SET @x = 1", "SET SESSION sort_buffer_size = 300000", "CREATE TEMPORARY TABLE tt (id INT)", "SELECT GET_LOCK('" + s.Name + "', 0)"} {
+				db, _ := s.Tapped(mysqllock.Config{MaxConns: most})
+				conn := dbtest.Conn(t, db)
+				dbtest.Exec(t, conn, set)
+				dbtest.OK(t, conn.Close())
+				for i := range 20 {
+					ctx, cancel := context.WithCancel(dbtest.Limited(t))
+					for way, ask := range map[string]func(ctx context.Context) error{
+						"read": func(ctx context.Context) error { _, err := stock.Read(ctx, db, 1); return err },
+						"write": func(ctx context.Context) error {
+							return dbtest.Err(db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1"))
+						},
+						"BeginTx": func(ctx context.Context) error {
+							tx, err := db.BeginTx(ctx, nil)
+							if err == nil {
+								err = tx.Rollback()
+							}
+							return err
+						},
+					} {
+						if err := ask(lockctx.With(ctx, dbtest.Random())); err != nil {
+							t.Fatalf("%s: %s %d after its sql.Conn was closed: %v", set, way, i, err)
+						}
+					}
+					cancel()
+				}
+				dbtest.OK(t, db.Close())
+			}
+		}
+	})
+}
+
+// TestAnEndedLockContextCountsNoMoreOnItsSQLConn: what comes next there, without a lock, is not refused, and
+// does what it says.
+func TestAnEndedLockContextCountsNoMoreOnItsSQLConn(t *testing.T) {
+	const times = 12
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		conn := dbtest.Conn(t, db)
+		const add = "UPDATE p SET stock = stock + 1 WHERE id = 2"
+		plain := dbtest.Limited(t)
+		for name, does := range map[string]func() error{
+			"a write": func() error { return dbtest.Err(conn.ExecContext(plain, add)) },
+			"a transaction": func() error {
+				tx, err := conn.BeginTx(plain, nil)
 				if err != nil {
 					return err
 				}
-				defer rows.Close()
-				dest := make([]driver.Value, 1)
-				err = rows.Next(dest)
-				if got = fmt.Sprint(dest[0]); err == nil {
-					if b, isText := dest[0].([]byte); isText {
-						got = string(b)
-					}
+				_, err = tx.ExecContext(plain, add)
+				return errors.Join(err, tx.Commit())
+			},
+			"a transaction as text": func() (err error) {
+				for _, text := range []string{"BEGIN", add, "COMMIT"} {
+					err = errors.Join(err, dbtest.Err(conn.ExecContext(plain, text)))
 				}
 				return err
-			}))
-			return got
-		},
-	}
-	things := []struct{ leave, ask, want string }{
-		{"SET @who = 'me'", "SELECT @who AS x", "me"},
-		{"SET time_zone = '+03:00'", "SELECT @@time_zone AS x", "+03:00"},
-		{"CREATE TEMPORARY TABLE mine AS SELECT 'here' AS a", "SELECT a AS x FROM mine", "here"},
-		{"INSERT INTO counted () VALUES ()", "SELECT LAST_INSERT_ID() AS x", "1"},
-	}
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockNoWait=true")
-		for way, ask := range ways {
-			conn := dbtest.Conn(t, db)
-			dbtest.Exec(t, s.Plain, "DROP TABLE IF EXISTS counted")
-			dbtest.Exec(t, s.Plain, "CREATE TABLE counted (id INT AUTO_INCREMENT PRIMARY KEY)")
-			for _, thing := range things {
-				dbtest.Exec(t, conn, thing.leave)
-				ctx, cancel := context.WithCancel(dbtest.Limited(t))
-				key := dbtest.Random()
-				if got := ask(t, lockctx.With(ctx, key), conn, thing.ask); got != thing.want {
-					t.Errorf("%s: %s after %s is %q, want %q", way, thing.ask, thing.leave, got, thing.want)
-				}
-				s.WantLocked(key, true)
+			},
+			"DDL and a write": func() error {
+				return errors.Join(dbtest.Err(conn.ExecContext(plain, "CREATE OR REPLACE VIEW v AS SELECT 1")), dbtest.Err(conn.ExecContext(plain, add)))
+			},
+			"a read and a write": func() error {
+				_, err := stock.Read(plain, conn, 1)
+				return errors.Join(err, dbtest.Err(conn.ExecContext(plain, add)))
+			},
+		} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 2")
+			for range times {
+				ctx, cancel := context.WithCancel(plain)
+				stock.MustRead(t, lockctx.With(ctx, "k"), conn, 1)
 				cancel()
-				dbtest.Soon(t, "the end of the context gives the lock back", func() bool { return !s.Locked(key) })
+				if err := does(); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
+			s.WantStock(2, times)
 		}
 	})
 }
 
-// TestPooledState asks over the pool for a lock, on its one connection, which
-// carries something.
-func TestPooledState(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+// TestNothingRunsElsewhereThanWhereASQLConnHasLeftSomething: what a statement under a lock leaves is on the lock's
+// connection.
+func TestNothingRunsElsewhereThanWhereASQLConnHasLeftSomething(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		tenant := tenant(s, t)
-		for _, leave := range []string{
-			"USE " + tenant,
-			"/* to " + tenant + " */ use " + tenant,
-			"SET @who = 'me'",
-			"SELECT 5 INTO @who",
-			"SELECT @who := 5",
-			"SET SESSION time_zone = '+03:00'",
-			"set @@session.sql_mode = ''",
-			"SET NAMES latin1",
-			"CREATE TEMPORARY TABLE mine (a INT)",
-			"PREPARE mine FROM 'SELECT 1'",
-			"BEGIN",
-			"SET autocommit = 0",
-			"DO GET_LOCK('" + s.Name + "', 0)",
-			"SELECT get_lock('" + s.Name + "', 0)",
-			"LOCK TABLES p READ",
+		db, tap := s.Tapped(mysqllock.Config{})
+		for leave, ask := range map[string]string{
+			"SET @x = 7": "SELECT @x", "USE " + tenant: "SELECT stock FROM p WHERE id = 1", "CREATE TEMPORARY TABLE mine AS SELECT 7 AS x": "SELECT x FROM mine",
 		} {
-			db, tp := s.Tapped(mysqllock.Config{})
+			conn := dbtest.Conn(t, db)
+			var x int
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
+				dbtest.Exec(t, runsIn{conn, ctx}, leave)
+				dbtest.OK(t, conn.QueryRowContext(ctx, ask).Scan(&x))
+				tx := dbtest.Begin(t, ctx, conn)
+				dbtest.OK(t, tx.QueryRowContext(ctx, ask).Scan(&x))
+				return tx.Rollback()
+			}))
+			if x != 7 && x != 100 {
+				t.Errorf("after %s it reads %d", leave, x)
+			}
+			seen := tap.Texts()
+			for name, ctx := range map[string]context.Context{"without a lock": dbtest.Limited(t), "under another one": lockctx.With(dbtest.Limited(t), dbtest.Random())} {
+				stock.WantError(t, leave+", then "+name, conn.QueryRowContext(ctx, ask).Scan(&x), mysqllock.ErrUnsafe, "one mysqllock.Do")
+			}
+			stock.WantError(t, leave+", then in another Do", mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
+				return conn.QueryRowContext(ctx, ask).Scan(&x)
+			}), mysqllock.ErrUnsafe, "one mysqllock.Do")
+			for _, sent := range seen() {
+				if sent == ask {
+					t.Errorf("%s was sent", ask)
+				}
+			}
+			dbtest.OK(t, conn.Close())
+		}
+	})
+}
+
+// TestWhatThePoolHasLeftRefusesNoLock: the use of its connection is over, and another one of the pool has nothing of it
+// either. A transaction that is open there is refused, since the lock would be outside of it, and so are tables that are
+// locked there, for which the lock's session would wait.
+func TestWhatThePoolHasLeftRefusesNoLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for leave, says := range leftovers(tenant(s, t)) {
+			open := leave == "BEGIN" || leave == "START TRANSACTION" || leave == "SET autocommit = 0" || strings.HasPrefix(leave, "LOCK TABLES")
+			db, tap := s.Tapped(mysqllock.Config{})
 			db.SetMaxOpenConns(1)
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			var left int
-			dbtest.OK(t, db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 1").Scan(&left))
+			stock.MustRead(t, lockctx.With(ctx, dbtest.Random()), db, 1)
 			dbtest.Exec(t, db, leave)
-			seen := tp.Since()
-			text := "SELECT stock FROM p WHERE id = 1"
-			if leave == "SELECT @who := 5" {
-				text += " AND @who = 5"
-			}
-			err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), text).Scan(&left)
-			dbtest.Is(t, "after "+leave, err, mysqllock.ErrUnsafe)
-			if strings.HasPrefix(leave, "SET NAMES") {
-				stock.WantError(t, leave, err, mysqllock.ErrUnsafe, "charset=")
-			}
-			for _, c := range seen() { // but whether a transaction is open may be asked
-				if c.Text != "[ping]" && c.Text != "SELECT @@autocommit" && !strings.Contains(c.Text, "SAVEPOINT mysqllock_open") {
-					t.Errorf("after %s: sent %v, want nothing", leave, c)
+			seen := tap.Since()
+			_, err := stock.Read(lockctx.With(ctx, dbtest.Random()), db, 1)
+			switch {
+			case !open:
+				if err != nil {
+					t.Errorf("after %s: %v", leave, err)
+				}
+			default:
+				stock.WantError(t, "after "+leave, err, mysqllock.ErrUnsafe, says)
+				for _, c := range seen() { // but whether a transaction is open may be asked
+					if c.Text != "[ping]" && c.Text != "SELECT @@autocommit" && !strings.Contains(c.Text, "SAVEPOINT mysqllock_open") {
+						t.Errorf("after %s: sent %v, want nothing", leave, c)
+					}
 				}
 			}
 			cancel()
-			db.Close()
+			dbtest.OK(t, db.Close())
 		}
 	})
 }
 
-// TestPooledStateTakenBack has programs that clean up after themselves, or do what
-// leaves nothing that anybody needs: the connection serves a lock as before.
-func TestPooledStateTakenBack(t *testing.T) {
+// TestWhatIsTakenBackRefusesNoLock has programs that clean up after themselves, or do what
+// leaves nothing that anybody needs: the sql.Conn serves a lock as before.
+func TestWhatIsTakenBackRefusesNoLock(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE nothing() BEGIN END")
 		lock := "'" + s.Name + "'"
@@ -204,17 +366,17 @@ func TestPooledStateTakenBack(t *testing.T) {
 			{"SET FOREIGN_KEY_CHECKS = 0; SET UNIQUE_CHECKS = 0", "SET UNIQUE_CHECKS = 1; SET FOREIGN_KEY_CHECKS = 1"},
 		} {
 			db := s.Handle("multiStatements=true")
-			db.SetMaxOpenConns(1)
+			conn := dbtest.Conn(t, db)
 			for _, text := range texts {
-				dbtest.Exec(t, db, text)
+				dbtest.Exec(t, conn, text)
 			}
 			ctx, cancel := context.WithCancel(dbtest.Limited(t))
 			var left int
-			if err := db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 1").Scan(&left); err != nil {
+			if err := conn.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 1").Scan(&left); err != nil {
 				t.Errorf("after %s: %v", strings.Join(texts, "; "), err)
 			}
 			cancel()
-			db.Close()
+			dbtest.OK(t, errors.Join(conn.Close(), db.Close()))
 		}
 		for _, text := range []string{ // what another connection does not have is there at the end
 			"SET FOREIGN_KEY_CHECKS = 0; SELECT 1; SET UNIQUE_CHECKS = 1",
@@ -223,250 +385,29 @@ func TestPooledStateTakenBack(t *testing.T) {
 			"SET FOREIGN_KEY_CHECKS = 0; UPDATE p SET stock = 10; SELECT 'a;SET FOREIGN_KEY_CHECKS = 1; b'",
 		} {
 			db := s.Handle("multiStatements=true")
-			db.SetMaxOpenConns(1)
-			_, _ = db.Exec(text)
+			conn := dbtest.Conn(t, db)
+			_, _ = conn.ExecContext(dbtest.Limited(t), text)
 			var n int
-			err := db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n)
+			err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n)
 			stock.WantError(t, "after "+text, err, mysqllock.ErrUnsafe, "has left something")
-			db.Close()
+			dbtest.OK(t, errors.Join(conn.Close(), db.Close()))
 		}
 
 		db := s.Handle() // what fails takes nothing back
-		db.SetMaxOpenConns(1)
-		dbtest.Exec(t, db, "SET time_zone = '+03:00'")
-		if _, err := db.Exec("SET time_zone = DEFAULT, no_such_variable = DEFAULT"); err == nil {
+		conn := dbtest.Conn(t, db)
+		dbtest.Exec(t, conn, "SET time_zone = '+03:00'")
+		if _, err := conn.ExecContext(dbtest.Limited(t), "SET time_zone = DEFAULT, no_such_variable = DEFAULT"); err == nil {
 			t.Error("a variable that there is not was set")
 		}
 		var n int
-		dbtest.Is(t, "after a SET that failed", db.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n), mysqllock.ErrUnsafe)
-		db.Close()
+		dbtest.Is(t, "after a SET that failed", conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT COUNT(*) FROM p").Scan(&n), mysqllock.ErrUnsafe)
 
-		db = s.Handle() // with an argument each goes to the driver twice
-		db.SetMaxOpenConns(1)
-		dbtest.Exec(t, db, "DO GET_LOCK(?, 0)", s.Name)
-		dbtest.Exec(t, db, "DO RELEASE_LOCK("+lock+")")
+		conn = dbtest.Conn(t, db) // with an argument each goes to the driver twice
+		dbtest.Exec(t, conn, "DO GET_LOCK(?, 0)", s.Name)
+		dbtest.Exec(t, conn, "DO RELEASE_LOCK("+lock+")")
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()
-		var left int
-		dbtest.OK(t, db.QueryRowContext(lockctx.With(ctx, dbtest.Random()), "SELECT stock FROM p WHERE id = 1").Scan(&left))
-	})
-}
-
-// TestConnUnitEnds ends a unit of work on a sql.Conn in each way but by a write.
-func TestConnUnitEnds(t *testing.T) {
-	read := func(t *testing.T, ctx context.Context, conn *sql.Conn) {
-		t.Helper()
-		var left int
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-	}
-	refused := func(t *testing.T, ctx context.Context, db dbtest.Execer, want error) {
-		t.Helper()
-		_, err := db.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3")
-		dbtest.Is(t, "a write after the end", err, want)
-	}
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db := s.Handle("lockNoWait=true")
-		db.SetMaxOpenConns(1)
-		begin := func(t *testing.T) (ctx context.Context, conn *sql.Conn, key string) {
-			t.Helper()
-			conn, key = dbtest.Conn(t, db), dbtest.Random()
-			ctx = lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
-			return ctx, conn, key
-		}
-
-		t.Run("context", func(t *testing.T) {
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			defer conn.Close()
-			ctx, cancel := context.WithCancel(dbtest.Limited(t))
-			ctx = lockctx.With(ctx, key)
-			read(t, ctx, conn)
-			cancel()
-			dbtest.Soon(t, "the lock is given back", func() bool { return !s.Locked(key) })
-			dbtest.Exec(t, conn, "UPDATE p SET stock = stock + 1 WHERE id = 2")
-			s.WantStock(2, 11) // nothing is left open
-			refused(t, lockctx.With(context.WithoutCancel(ctx), key), conn, mysqllock.ErrLost)
-		})
-
-		t.Run("Conn.Close", func(t *testing.T) {
-			ctx, conn, key := begin(t)
-			s.WantLocked(key, true)
-			dbtest.OK(t, conn.Close())
-			s.WantLocked(key, false)
-			dbtest.Exec(t, db, "UPDATE p SET stock = stock + 1 WHERE id = 2")
-			s.WantStock(2, 12)
-			refused(t, ctx, db, mysqllock.ErrStaleRead)
-			var left int
-			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)) // a new unit of work
-		})
-
-		t.Run("BeginTx", func(t *testing.T) {
-			for _, hinted := range []bool{true, false} {
-				ctx, conn, key := begin(t)
-				begin := ctx
-				if !hinted {
-					begin = dbtest.Limited(t)
-				}
-				tx := dbtest.Begin(t, begin, conn)
-				dbtest.Exec(t, tx, "UPDATE p SET stock = 77 WHERE id = 3")
-				s.WantLocked(key, true)
-				dbtest.OK(t, tx.Rollback())
-				s.WantLocked(key, false)
-				s.WantStock(3, 10)
-				dbtest.OK(t, conn.Close())
-			}
-		})
-
-		t.Run("kill", func(t *testing.T) {
-			ctx, conn, key := begin(t)
-			var id int
-			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
-			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL CONNECTION %d", id))
-			dbtest.Soon(t, "the server frees the lock", func() bool { return !s.Locked(key) })
-			for range 2 {
-				refused(t, ctx, conn, mysqllock.ErrLost)
-			}
-			conn.Close()
-			s.WantStock(3, 10)
-		})
-
-		t.Run("given up", func(t *testing.T) { // in the middle of a statement
-			ctx, conn, key := begin(t)
-			short, cancel := context.WithCancel(ctx)
-			defer cancel()
-			ended := make(chan error, 1)
-			go func() {
-				var n int
-				ended <- conn.QueryRowContext(short, "SELECT SLEEP(100) + BENCHMARK(1000000000, 1)").Scan(&n)
-			}()
-			dbtest.Soon(t, "it runs", func() bool {
-				return dbtest.Column[bool](t, s.Plain, "SELECT COUNT(*) > 0 FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE 'SELECT SLEEP(100)%'", s.Name)[0]
-			})
-			cancel()
-			if <-ended == nil {
-				t.Error("a statement of 100 s has ended at once")
-			}
-			start := time.Now()
-			dbtest.Soon(t, "the lock is given back", func() bool { return !s.Locked(key) })
-			if took := time.Since(start); took > time.Minute {
-				t.Errorf("the lock is given back after %v", took)
-			}
-			refused(t, ctx, conn, mysqllock.ErrLost)
-			conn.Close()
-		})
-
-		t.Run("unhinted", func(t *testing.T) { // statements of the same sql.Conn
-			ctx, conn, key := begin(t)
-			read(t, dbtest.Limited(t), conn)
-			s.WantLocked(key, true)
-			for _, text := range []string{"COMMIT", "CREATE TABLE other (a INT)", "BEGIN"} {
-				dbtest.Is(t, text, dbtest.Err(conn.ExecContext(lockctx.Without(ctx), text)), mysqllock.ErrUnsafe)
-			}
-			s.WantLocked(key, true)
-			dbtest.Exec(t, conn, "UPDATE p SET stock = stock + 1 WHERE id = 2")
-			s.WantStock(2, 13)
-			s.WantLocked(key, false)
-			dbtest.OK(t, conn.Close())
-		})
-
-		t.Run("another lock context", func(t *testing.T) {
-			conn := dbtest.Conn(t, db)
-			ctx, other := lockctx.With(dbtest.Limited(t), dbtest.Random()), lockctx.With(dbtest.Limited(t), dbtest.Random())
-			read(t, ctx, conn)
-			var left int
-			dbtest.Is(t, "read in another lock context", conn.QueryRowContext(other, "SELECT stock FROM p WHERE id = 1").Scan(&left), mysqllock.ErrUnsafe)
-			dbtest.Is(t, "BeginTx in another lock context", dbtest.Err(conn.BeginTx(other, nil)), mysqllock.ErrUnsafe)
-			dbtest.OK(t, conn.Close())
-		})
-
-		t.Run("DB.Close", func(t *testing.T) {
-			db := s.Handle("lockNoWait=true")
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx := lockctx.With(dbtest.Limited(t), key)
-			read(t, ctx, conn)
-			dbtest.OK(t, db.Close())
-			s.WantLocked(key, false)
-			if _, err := conn.ExecContext(ctx, "UPDATE p SET stock = 0 WHERE id = 3"); err == nil {
-				t.Error("write after Close succeeded")
-			}
-			s.WantStock(3, 10)
-		})
-	})
-}
-
-// TestConnAndPool mixes a sql.Conn and the pool in one lock context.
-func TestConnAndPool(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		tenant := tenant(s, t)
-		db := s.Handle("lockNoWait=true")
-		unsafe := func(what string, err error) {
-			t.Helper()
-			dbtest.Is(t, what, err, mysqllock.ErrUnsafe)
-		}
-		var left, id, wanted int
-		dbtest.OK(t, db.QueryRow("SELECT 1").Scan(&id))
-
-		// A unit of work on a sql.Conn serves the pool as long as nothing is on it.
-		conn := dbtest.Conn(t, db)
-		ctx := lockctx.With(dbtest.Limited(t), dbtest.Random())
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&wanted))
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
-		if id != wanted {
-			t.Errorf("the pool's statement ran on connection %d, want %d", id, wanted)
-		}
-		_, err := db.ExecContext(ctx, "USE "+tenant)
-		unsafe("USE over the pool", err)
-		dbtest.OK(t, conn.Close())
-
-		conn = dbtest.Conn(t, db)
-		dbtest.Exec(t, conn, "USE "+tenant)
-		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		unsafe("read over the pool", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		_, err = db.BeginTx(ctx, nil)
-		unsafe("BeginTx over the pool", err)
-		other := dbtest.Conn(t, db)
-		unsafe("read over another sql.Conn", other.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		dbtest.Exec(t, runsIn{conn, ctx}, "UPDATE p SET stock = 1 WHERE id = 1")
-		s.WantStock(1, 10) // the pool does not get this connection
-
-		// So it is with a transaction that begins on such a connection, but not with what
-		// it leaves itself.
-		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx := dbtest.Begin(t, ctx, conn)
-		unsafe("read over the pool, in a transaction", db.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		dbtest.OK(t, tx.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 2").Scan(&left))
-		if left != 100 {
-			t.Errorf("the transaction read %d, want 100", left)
-		}
-		dbtest.OK(t, tx.Rollback())
-		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		tx = dbtest.Begin(t, ctx, db)
-		dbtest.Exec(t, tx, "CREATE TEMPORARY TABLE mine AS SELECT 7 AS a")
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT a FROM mine").Scan(&left))
-		dbtest.Exec(t, tx, "DROP TEMPORARY TABLE mine")
-		dbtest.OK(t, tx.Rollback())
-
-		// A unit of work on a session serves a sql.Conn that carries nothing.
-		conn = other
-		ctx = lockctx.With(dbtest.Limited(t), dbtest.Random())
-		dbtest.OK(t, db.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&wanted))
-		dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT @@pseudo_thread_id").Scan(&id))
-		if id != wanted {
-			t.Errorf("the sql.Conn's statement ran on connection %d, want %d", id, wanted)
-		}
-		_, err = conn.ExecContext(ctx, "SET @x = 1")
-		unsafe("SET over the sql.Conn", err)
-		dbtest.Exec(t, conn, "USE "+tenant)
-		unsafe("read over the sql.Conn", conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-		_, err = conn.ExecContext(ctx, "UPDATE p SET stock = 1 WHERE id = 1")
-		unsafe("write over the sql.Conn", err)
-		_, err = conn.BeginTx(ctx, nil)
-		unsafe("BeginTx over the sql.Conn", err)
-		unsafe("in Do", mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(ctx context.Context) error {
-			return conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left)
-		}))
-		s.WantStock(1, 10)
+		stock.MustRead(t, lockctx.With(ctx, dbtest.Random()), conn, 1)
 	})
 }
 
@@ -500,31 +441,12 @@ func TestConnLastInsertID(t *testing.T) {
 			_, err := lastID["a transaction"](ctx, conn, "SELECT LAST_INSERT_ID()")
 			return err
 		}), mysqllock.ErrUnsafe)
-		dbtest.OK(t, conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id))
+		err = conn.QueryRowContext(lockctx.With(dbtest.Limited(t), dbtest.Random()), "SELECT LAST_INSERT_ID()").Scan(&id)
+		dbtest.Is(t, "under another lock", err, mysqllock.ErrUnsafe)
+		dbtest.OK(t, conn.QueryRowContext(dbtest.Limited(t), "SELECT LAST_INSERT_ID()").Scan(&id))
 		if id != 2 {
 			t.Errorf("LAST_INSERT_ID() is %d, want 2", id)
 		}
-	})
-}
-
-// TestUnitOnASQLConnOutlivesItsTTL leaves a unit of work on a sql.Conn alone for longer than the TTL.
-func TestUnitOnASQLConnOutlivesItsTTL(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		dbtest.AtItsPace(t, 2*time.Second, func(ttl time.Duration) error {
-			db := s.Handle("lockTTL=" + ttl.String())
-			conn, key := dbtest.Conn(t, db), dbtest.Random()
-			ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), key))
-			defer cancel()
-			var left int
-			dbtest.OK(t, conn.QueryRowContext(ctx, "SELECT stock FROM p WHERE id = 1").Scan(&left))
-			time.Sleep(ttl * 5 / 4)
-			if !s.Locked(key) {
-				return errors.New("the key is free")
-			}
-			_, err := conn.ExecContext(ctx, "UPDATE p SET stock = 3 WHERE id = 1")
-			return err
-		})
-		s.WantStock(1, 3)
 	})
 }
 
@@ -544,14 +466,12 @@ func TestASQLConnSendsNoMoreWithoutAHint(t *testing.T) {
 	})
 }
 
-// TestNoLockWhileRowsOfASQLConnAreRead: it is refused at once, again and again, and the rows can be
-// read on; then the connection is good for locks.
-func TestNoLockWhileRowsOfASQLConnAreRead(t *testing.T) {
+// TestALockWhileRowsOfASQLConnAreRead works at once, as it has a session, and the rows can be read on. A read
+// that runs beside its lock, on the connection of the rows, is refused, and closes nothing.
+func TestALockWhileRowsOfASQLConnAreRead(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
-			for kind, option := range map[string]lockctx.Option{
-				"row": lockctx.Row(), "lease": lockctx.Lease(10 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
-			} {
+			for kind, option := range everyStrategy {
 				t.Run(kind+" "+mode, func(t *testing.T) {
 					const text = "UPDATE p SET stock = stock + 1 WHERE id = 1"
 					conn, before := dbtest.Conn(t, s.Handle(params...)), s.Stock(1)
@@ -561,30 +481,50 @@ func TestNoLockWhileRowsOfASQLConnAreRead(t *testing.T) {
 					dbtest.OK(t, err)
 					defer rows.Close()
 					rows.Next()
+					writes := 0
 					for name, call := range map[string]func(context.Context) error{
-						"BeginTx":     func(ctx context.Context) error { _, err := conn.BeginTx(ctx, nil); return err },
-						"ExecContext": func(ctx context.Context) error { _, err := conn.ExecContext(ctx, text); return err },
-						"a statement": func(ctx context.Context) error { _, err := st.ExecContext(ctx); return err },
+						"BeginTx": func(ctx context.Context) error {
+							return stock.InTx(ctx, conn, func(tx *sql.Tx) error { return dbtest.Err(tx.ExecContext(ctx, text)) })
+						},
+						"ExecContext": func(ctx context.Context) error { return dbtest.Err(conn.ExecContext(ctx, text)) },
+						"a statement": func(ctx context.Context) error { return dbtest.Err(st.ExecContext(ctx)) },
+						"a read": func(ctx context.Context) error {
+							left, err := stock.Read(ctx, conn, 1)
+							if kind == "row" {
+								if err == nil && left != before+writes {
+									err = fmt.Errorf("read %d, want %d", left, before+writes)
+								}
+								return err
+							}
+							dbtest.Is(t, "a read of "+kind, err, mysqllock.ErrExhausted)
+							return nil
+						},
 					} {
 						for range 2 {
 							over := make(chan error, 1)
-							go func() { over <- call(lockctx.With(dbtest.Limited(t), dbtest.Random(), option)) }()
+							ctx, cancel := context.WithCancel(dbtest.Limited(t))
+							go func() { over <- call(lockctx.With(ctx, dbtest.Random(), option)) }()
 							select {
 							case err := <-over:
-								dbtest.Is(t, name, err, mysqllock.ErrExhausted)
+								if err != nil {
+									t.Errorf("%s: %v", name, err)
+								}
+								cancel()
 							case <-time.After(dbtest.Patience):
 								t.Fatal(name + " hangs")
 							}
+							if name != "a read" {
+								writes++
+							}
 						}
 					}
+					read := 1
 					for rows.Next() {
+						read++
 					}
 					dbtest.OK(t, errors.Join(rows.Err(), rows.Close()))
-					ctx := lockctx.With(dbtest.Limited(t), dbtest.Random(), option)
-					tx := dbtest.Begin(t, ctx, conn)
-					dbtest.Exec(t, tx, text)
-					dbtest.OK(t, tx.Commit())
-					s.WantStock(1, before+1)
+					dbtest.Equal(t, "%d rows were read", read, len(dbtest.Column[int](t, s.Plain, "SELECT id FROM p")))
+					s.WantStock(1, before+writes)
 				})
 			}
 		}
@@ -605,6 +545,7 @@ func TestTextTransactions(t *testing.T) {
 		dbtest.OK(t, err)
 		db := sql.OpenDB(k)
 		t.Cleanup(func() { db.Close() })
+		db.SetMaxOpenConns(1) // so that a lock meets what texts before it have left open
 		for _, c := range []struct {
 			texts []string // separate ones; what the server refuses is part of the test
 			open  bool     // something is open in the end
@@ -655,50 +596,48 @@ func TestTextTransactions(t *testing.T) {
 		} {
 			name := strings.Join(c.texts, " | ")
 			for _, prepared := range []bool{false, true} {
-				conn := dbtest.Conn(t, db)
 				for _, text := range c.texts {
 					if !prepared || strings.Contains(text, ";") {
-						_, _ = conn.ExecContext(dbtest.Limited(t), text)
-					} else if st, err := conn.PrepareContext(dbtest.Limited(t), text); err != nil {
-						_, _ = conn.ExecContext(dbtest.Limited(t), text)
+						_, _ = db.ExecContext(dbtest.Limited(t), text)
+					} else if st, err := db.PrepareContext(dbtest.Limited(t), text); err != nil {
+						_, _ = db.ExecContext(dbtest.Limited(t), text)
 					} else {
 						_, _ = st.ExecContext(dbtest.Limited(t))
 						dbtest.OK(t, st.Close())
 					}
 				}
-				wantHints(s, t, conn, name, c.open)
+				wantHints(t, db, name, c.open)
 				if c.open {
 					for _, text := range []string{"XA END 'x'", "XA ROLLBACK 'x'", "ROLLBACK", "SET autocommit = 1"} {
-						_, _ = conn.ExecContext(dbtest.Limited(t), text)
+						_, _ = db.ExecContext(dbtest.Limited(t), text)
 					}
-					wantHints(s, t, conn, name+", ended", false)
+					wantHints(t, db, name+", ended", false)
 				}
-				dbtest.OK(t, conn.Close())
 				dbtest.Exec(t, s.Plain, "DROP TABLE IF EXISTS made")
 			}
 		}
 	})
 }
 
-// wantHints tries hints on a connection, of two kinds that the length of the name picks, or of each.
-func wantHints(s *stock.Shop, t *testing.T, conn *sql.Conn, name string, refused bool) {
+// wantHints tries hints on the one connection of db, of two kinds that the length of the name picks, or of each.
+func wantHints(t *testing.T, db *sql.DB, name string, refused bool) {
 	t.Helper()
 	for i, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory(), lockctx.Optimistic()} {
 		if !some(i, len(name), 2) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "k", option))
-		_, err := conn.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
+		_, err := db.ExecContext(ctx, "UPDATE p SET stock = stock WHERE id = 1")
 		if errors.Is(err, mysqllock.ErrUnsafe) != refused || !refused && err != nil {
 			t.Errorf("%s: UPDATE: %v", name, err)
 		}
 		cancel()
 		if refused {
-			err := conn.QueryRowContext(lockctx.With(dbtest.Limited(t), "k", option), "SELECT stock FROM p WHERE id = 1").Scan(new(int))
+			err := db.QueryRowContext(lockctx.With(dbtest.Limited(t), "k", option), "SELECT stock FROM p WHERE id = 1").Scan(new(int))
 			dbtest.Is(t, name+": SELECT", err, mysqllock.ErrUnsafe)
 		}
 		ctx, cancel = context.WithCancel(lockctx.With(dbtest.Limited(t), "k", option))
-		tx, err := conn.BeginTx(ctx, nil)
+		tx, err := db.BeginTx(ctx, nil)
 		if errors.Is(err, mysqllock.ErrUnsafe) != refused || !refused && err != nil {
 			t.Errorf("%s: BeginTx: %v", name, err)
 		}
@@ -714,6 +653,7 @@ func wantHints(s *stock.Shop, t *testing.T, conn *sql.Conn, name string, refused
 func TestTextTransactionInside(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
+		db.SetMaxOpenConns(1)
 		for texts, open := range map[string]bool{
 			"SET autocommit = 0":                           true,
 			"COMMIT|BEGIN":                                 false, // which the end of the sql.Tx ends
@@ -723,16 +663,14 @@ func TestTextTransactionInside(t *testing.T) {
 			"CREATE TABLE IF NOT EXISTS made (a INT)":      false,
 			"UPDATE p SET stock = stock|/* */ COMMIT|DO 1": false,
 		} {
-			conn := dbtest.Conn(t, db)
-			tx := dbtest.Begin(t, dbtest.Limited(t), conn)
+			tx := dbtest.Begin(t, dbtest.Limited(t), db)
 			for text := range strings.SplitSeq(texts, "|") {
 				dbtest.Exec(t, tx, text)
 			}
 			dbtest.OK(t, tx.Commit())
-			wantHints(s, t, conn, texts, open)
-			dbtest.Exec(t, conn, "SET autocommit = 1")
-			wantHints(s, t, conn, texts+", ended", false)
-			dbtest.OK(t, conn.Close())
+			wantHints(t, db, texts, open)
+			dbtest.Exec(t, db, "SET autocommit = 1")
+			wantHints(t, db, texts+", ended", false)
 		}
 	})
 }
@@ -740,11 +678,12 @@ func TestTextTransactionInside(t *testing.T) {
 // TestBeginTxEndsATransactionOfText: a hint is good on the connection after that.
 func TestBeginTxEndsATransactionOfText(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		conn := dbtest.Conn(t, s.Handle())
+		db := s.Handle()
+		db.SetMaxOpenConns(1)
 		for _, text := range []string{"START TRANSACTION", "BEGIN WORK"} { // an odd and an even length: each kind
-			dbtest.Exec(t, conn, text)
-			dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), conn).Rollback()) // BEGIN commits it
-			wantHints(s, t, conn, "BeginTx after "+text, false)
+			dbtest.Exec(t, db, text)
+			dbtest.OK(t, dbtest.Begin(t, dbtest.Limited(t), db).Rollback()) // BEGIN commits it
+			wantHints(t, db, "BeginTx after "+text, false)
 		}
 	})
 }
@@ -824,14 +763,6 @@ var lastID = map[string]func(ctx context.Context, c *sql.Conn, ask string) (id i
 		defer tx.Rollback()
 		return id, tx.QueryRowContext(ctx, ask).Scan(&id)
 	},
-	"a transaction with a late hint": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
-		tx, err := c.BeginTx(ctx, nil)
-		if err != nil {
-			return 0, err
-		}
-		defer tx.Rollback()
-		return id, tx.QueryRowContext(lockctx.With(ctx, dbtest.Random()), ask).Scan(&id)
-	},
 	"a write under a lock": func(ctx context.Context, c *sql.Conn, ask string) (id int, err error) {
 		if _, err = c.ExecContext(lockctx.With(ctx, dbtest.Random()), "UPDATE p SET stock = "+strings.TrimPrefix(ask, "SELECT ")+" WHERE id = 4"); err != nil {
 			return 0, err
@@ -864,51 +795,4 @@ var lastID = map[string]func(ctx context.Context, c *sql.Conn, ask string) (id i
 		}
 		return id, c.QueryRowContext(ctx, ask).Scan(&id)
 	},
-}
-
-// TestConnLastInsertIDBeneathAWrapper: a sql.Conn that asks for what its statement before has
-// left gets that, or ErrUnsafe if somebody else has used the connection since.
-func TestConnLastInsertIDBeneathAWrapper(t *testing.T) {
-	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		dbtest.Exec(t, s.Plain, "CREATE TABLE counted (id INT AUTO_INCREMENT PRIMARY KEY)")
-		ctx := dbtest.Limited(t)
-		k, err := new(mysqllock.Driver).OpenConnector(s.LimitedDSN(t, 4, "lockNoWait=true"))
-		dbtest.OK(t, err)
-		db := sql.OpenDB(dbtest.Wrapper{Connector: k})
-		defer db.Close()
-		dbtest.OK(t, mysqllock.Do(ctx, db, dbtest.Random(), func(context.Context) error { return nil })) // the table is there
-		for name, ask := range lastID {
-			for _, used := range []bool{false, true} {
-				others := []*sql.Tx{dbtest.Begin(t, ctx, db), dbtest.Begin(t, ctx, db)}
-				c := dbtest.Conn(t, db)
-				inserted, err := c.ExecContext(ctx, "INSERT INTO counted () VALUES ()")
-				dbtest.OK(t, err)
-				want, _ := inserted.LastInsertId()
-				if used {
-					tx := dbtest.Begin(t, ctx, db) // on the connection of the INSERT, which is the only one left
-					dbtest.Exec(t, tx, "INSERT INTO counted () VALUES ()")
-					others = append(others, tx)
-				}
-				for _, tx := range others[:2] {
-					dbtest.OK(t, tx.Rollback())
-				}
-				id, err := ask(ctx, c, "SELECT LAST_INSERT_ID()")
-				switch {
-				case used:
-					dbtest.Is(t, name+", after somebody else", err, mysqllock.ErrUnsafe)
-				case err != nil || int64(id) != want:
-					t.Errorf("%s: the id is %d, %v, want %d", name, id, err, want)
-				}
-				dbtest.Exec(t, c, "SET @x = 1") // it asks for nothing
-				for _, tx := range others[2:] {
-					dbtest.OK(t, tx.Rollback())
-				}
-				_, err = c.PrepareContext(ctx, "DO 0") // which nobody closes
-				dbtest.OK(t, err)
-				dbtest.OK(t, c.Close())
-				dbtest.Exec(t, db, "DO 0") // on the same light connection
-			}
-		}
-		s.SoonUnused(t, db)
-	})
 }

@@ -17,69 +17,48 @@ import (
 
 // Prepare prepares a statement. Preparing takes no lock; running it
 // does, by the context that it runs with.
-func (c *Conn) Prepare(ctx context.Context, text string) (prepared *Stmt, err error) {
-	if err := c.enter(false); err != nil {
+func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
+	skipped := c.skipped != "" && c.skipped == text // it comes back by the way that it came
+	if err := c.enter(ctx, !skipped); err != nil {
 		return nil, err
 	}
-	defer func() { c.leave(err) }()
 	if h, hinted := hint.From(ctx); hinted && h.Err != nil {
 		return nil, &lockerr.Error{Op: "prepare", Err: h.Err}
 	}
 	s := &Stmt{c: c, text: text}
-	skipped := c.skipped != "" && c.skipped == text
-	if !skipped { // else it comes back by the way that it came
-		s.ofConn = statement.ForConn()
+	if !skipped {
+		s.ofOne = statement.ForOne()
 	}
 	c.skipped = ""
-	kept := c.k.Bounded() && !skipped && c.k.RunsTexts() && !statement.ForOne()
-	if c.tx != nil && c.tx.u == nil && c.tx.failed != nil {
-		return nil, c.tx.failed
-	}
-	var u *unit
-	if c.pinned != nil {
-		if u, err = c.openPinned(ctx); err != nil {
-			return nil, err
-		}
-	}
-	switch {
-	case u != nil:
-		defer u.ctxState.give()
-	case c.tx == nil || c.tx.u == nil:
+	kept := c.k.Bounded() && !skipped && c.k.RunsTexts() && !s.ofOne
+	if c.tx == nil || c.tx.u == nil {
 		if err := s.prepare(ctx, kept); err != nil {
 			return nil, err
 		}
 		return s, nil
-	default:
-		u = c.tx.u
-		if err := u.ctxState.take(ctx); err != nil {
-			return nil, err
-		}
-		defer u.ctxState.give()
-		if err := c.tx.usable(); err != nil {
-			return nil, err
-		}
+	}
+	u := c.tx.u
+	if err := u.ctxState.take(ctx); err != nil {
+		return nil, err
+	}
+	defer u.ctxState.give()
+	if err := c.tx.usable(); err != nil {
+		return nil, err
 	}
 	if err := u.takeLink(ctx, "prepare"); err != nil {
 		return nil, err
 	}
 	defer u.give()
-	open, release := u.on.untilClosed(ctx)
+	open, release := u.untilClosed(ctx)
 	defer release()
-	if u.appConn() == c.appConn {
-		if err := s.prepare(open, kept); err != nil {
-			return nil, u.check(ctx, "prepare", err)
-		}
-		return s, nil
-	}
-	base, err := basedriver.Prepare(open, u.link.Conn, text)
+	base, err := statementsOf(u.link).prepared(open, u.link.Conn, text, "")
 	if err != nil {
 		return nil, u.check(ctx, "prepare", err)
 	}
 	// The session goes its own ways when the unit is over, so the statement is prepared
-	// where it runs, and it may be one for any transaction, or none. This was to see whether
-	// it can be.
+	// where it runs, and it may be one for any transaction, or none.
 	s.kept, s.inputs = kept, base.NumInput()
-	return s, base.Close()
+	return s, nil
 }
 
 // Stmt is a prepared statement.
@@ -88,7 +67,7 @@ type Stmt struct {
 	c      *Conn
 	text   string
 	inputs int  // of a statement without base; -1 is unknown
-	ofConn bool // it is one of a sql.Conn
+	ofOne  bool // it is for one connection, that of a sql.Conn or a sql.Tx
 	kept   bool // it has no base: the connections on which it has run keep it
 }
 
@@ -120,10 +99,12 @@ func (s *Stmt) keep(ctx context.Context) error {
 			return nil
 		}
 		err := s.c.needAs(ctx, pool.As{Patience: prepareWait})
-		if errors.Is(err, pool.ErrStuck) || errors.Is(err, pool.ErrNotOpened) {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, lockerr.ErrExhausted), errors.Is(err, lockerr.ErrNoAnswer):
 			return nil
-		}
-		if err != nil {
+		case err != nil:
 			return err
 		}
 	}
@@ -158,8 +139,7 @@ func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.
 func (s *Stmt) Base() driver.Stmt { return s.base }
 
 // Close closes the statement, after the rows that are being read under it.
-func (s *Stmt) Close() (err error) {
-	defer func() { s.c.leave(err) }()
+func (s *Stmt) Close() error {
 	if s.base == nil {
 		return nil
 	}
@@ -168,12 +148,6 @@ func (s *Stmt) Close() (err error) {
 			return nil // it was closed when the connection was given back
 		}
 		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
-	}
-	if t := s.c.tx; t != nil && t.u != nil && t.u.appConn() == s.c.appConn && t.u.closeLater(s.base) {
-		return nil
-	}
-	if u := s.c.pinned; u != nil && u.closeLater(s.base) {
-		return nil
 	}
 	_ = s.c.link.AwaitTurn(context.Background())
 	defer s.c.link.EndTurn()
@@ -190,10 +164,9 @@ func (s *Stmt) NumInput() int {
 
 // Exec runs the statement.
 func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.Result, err error) {
-	if err := s.c.enter(s.ofConn); err != nil {
+	if err := s.c.enter(ctx, false); err != nil {
 		return nil, err
 	}
-	defer func() { s.c.leave(err) }()
 	if s.c.direct(ctx) {
 		base, info, err := s.direct(ctx, args)
 		if err != nil {
@@ -208,10 +181,9 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 
 // Query is Exec for a query.
 func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Rows, err error) {
-	if err := s.c.enter(s.ofConn); err != nil {
+	if err := s.c.enter(ctx, false); err != nil {
 		return nil, err
 	}
-	defer func() { r, err = s.c.leaveAfter(r, err) }()
 	if s.c.direct(ctx) {
 		base, info, err := s.direct(ctx, args)
 		if err != nil {
@@ -227,21 +199,21 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 // direct gets a statement ready to run on the connection of its Conn, which is none of our
 // business.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
-	if info, err = s.c.look(ctx, s.text, s.ofConn); err == nil {
+	if info, err = s.c.look(ctx, s.text); err == nil {
 		base, err = s.here(ctx, args)
 	}
 	return base, info, err
 }
 
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
-	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, OfConn: s.ofConn, Kept: s.kept}
+	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, Kept: s.kept}
 	switch {
 	case !s.kept && s.at == s.c.appConn:
 		st.Stmt, st.On = s.base, s.c.link.Conn
 	case s.kept && s.c.tx == nil: // it was only to be prepared on this one, and may have to wait now
 		s.c.release()
 	}
-	if !s.ofConn && s.c.tx == nil && !s.c.k.Bounded() { // else nobody makes it try again
+	if !s.ofOne && s.c.tx == nil && !s.c.k.Bounded() { // else nobody makes it try again
 		ctx = statement.OnAny(ctx)
 	}
 	return s.c.run(ctx, st)

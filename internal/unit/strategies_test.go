@@ -74,13 +74,6 @@ var ways = map[string]func(t *testing.T, db *sql.DB, ctx context.Context, o lock
 		must(t, h.Release())
 		must(t, h.Release())
 	},
-	"a late hint": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
-		tx, err := db.BeginTx(lockctx.Without(ctx), nil)
-		must(t, err)
-		must(t, put(ctx, tx, 9))
-		held()
-		must(t, tx.Commit())
-	},
 	"sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		c, err := db.Conn(lockctx.Without(ctx))
 		must(t, err)
@@ -443,17 +436,6 @@ var trades = map[string]func(ctx context.Context, db *sql.DB, o lockctx.Option) 
 		}
 		return h.Release()
 	},
-	"a late hint": func(ctx context.Context, db *sql.DB, o lockctx.Option) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }()
-		if err := put(lockctx.With(ctx, "k", o), tx, 4); err != nil {
-			return err
-		}
-		return tx.Commit()
-	},
 }
 
 // trade writes 4 in a transaction that begins with ctx.
@@ -492,7 +474,6 @@ func TestAPanicOfTheDriverInAnyCallLeavesNothing(t *testing.T) {
 						of(fakeserver.MySQL, true)
 					}
 					if kind == "row" { // the others the fake knows for MySQL alone
-						of(fakeserver.MySQLWithProcedure, false)
 						of(fakeserver.MariaDB, false)
 					}
 				})
@@ -581,9 +562,12 @@ func TestAPanicOfAnObserverDisturbsNothing(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				want, got := trade(ctx, quiet, k.option), trade(ctx, db, k.option)
-				if (got == nil) != (want == nil) || watched.Stock() != calm.Stock() || watched.Held()+watched.Leases()+watched.Named() != calm.Held()+calm.Leases()+calm.Named() {
+				if (got == nil) != (want == nil) || watched.Stock() != calm.Stock() {
 					t.Errorf("%v, with %d committed; without an observer %v, with %d", got, watched.Stock(), want, calm.Stock())
 				}
+				dbtest.Soon(t, "as much is held as without an observer", func() bool { // no committer waits until a wake-up lock is given back
+					return watched.Held()+watched.Leases()+watched.Named() == calm.Held()+calm.Leases()+calm.Named()
+				})
 				if n := o.calls.Load(); n != 3 { // asked for, granted, given back
 					t.Errorf("the observer was called %d times", n)
 				}

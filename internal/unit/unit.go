@@ -5,18 +5,18 @@
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go                                   where a statement runs
-//	late.go, claim.go, read.go, here.go       how it runs
-//	tx.go, sqlconn.go, wrapped.go             transactions of the caller, its sql.Conn, and a wrapper of drivers above
-//	begin.go, session.go                      a unit begins on a connection, or a session
-//	conn.go                                   a connection of the application
+//	read.go, here.go                          how it runs
+//	tx.go                                     transactions of the caller
+//	begin.go                                  a unit begins, on a session
+//	conn.go, use.go, unconnected.go           a connection of the application, a use of it, and a call that gets none
 //	join.go, nest.go                          more locks, and savepoints, in a unit
 //	plan.go, take.go, check.go                what a hint asks for beside what its lock context holds, how that is taken, and why it ends
 //	finish.go                                 a unit ends: COMMIT and ROLLBACK
-//	fence.go                                  what is checked before COMMIT
+//	commit.go, last.go                        what goes out with COMMIT, and a write that does
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	ctxstate.go                               what is remembered of a lock context
-//	connkind.go, appconn.go                   what a unit runs on
+//	appconn.go                                what is known of a connection of the application
 //	savepoint.go                              savepoints in SQL text
 //	outer.go, grant.go, decision.go           holds around, grants, and what was read under them
 package unit
@@ -48,11 +48,11 @@ type unit struct {
 	ctxState *ctxState
 	link     *pool.Conn
 	since    time.Time // when it was granted its locks
-	on       connKind  // what link is
 	txn      *pool.Txn // the transaction that holds the locks
 	opts     driver.TxOptions
 	limit    time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
 	levels   sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
+	next     func()         // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
 	has      *hint.Hint     // the last one of which it has all
 	outer    []*grant       // of the holds that it is inside of
 	hold     *outerHold     // set where Do or Acquire ends it, not a commit in it
@@ -73,8 +73,10 @@ type unit struct {
 	lifetime
 	relying // what its transaction means for decisions
 
+	last     *lastWrite                    // went out with COMMIT; nil if nothing did
 	touched  bool                          // something has run in it, or may have, beside the lock that it began with
 	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
+	looked   bool                          // a version was read in the transaction, and nothing else: the snapshot is that of the version
 	read     bool                          // a plain read has run, so the snapshot is taken
 	wrote    bool                          // a statement has run that may have written
 	compared []*grant                      // whose versions its commit has compared and set
@@ -98,7 +100,7 @@ type stream struct {
 
 // inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
 type inner struct {
-	u      *unit // nil while it has no lock
+	u      *unit // nil in a transaction without a lock
 	opts   driver.TxOptions
 	save   string     // the savepoint's name; "" for the unit's own transaction
 	locked bool       // the savepoint is younger than a row lock, so that going back to it frees none
@@ -108,7 +110,7 @@ type inner struct {
 
 // lifetime is what ends a unit if nothing else does before.
 type lifetime struct {
-	until context.Context // bounds what was read in it; nil without one
+	until context.Context // bounds what was read in it; nil where its caller ends it: in a transaction of BeginTx, and for one statement
 	stop  func() bool     // ends the watch on that
 	ends  <-chan struct{} // of the context that gives back what it holds, if nothing does before
 }
@@ -128,9 +130,9 @@ type lifetime struct {
 type state int
 
 const (
-	open state = iota
-	lost
-	ended
+	stateOpen state = iota
+	stateLost
+	stateEnded
 )
 
 // row is a row of the lock table that a unit has locked.
@@ -142,12 +144,21 @@ type row struct {
 // raises reports whether the commit is to make the row's version new.
 func (r *row) raises() bool { return r.versioned && !r.Shared }
 
-// commitLimit bounds a COMMIT or ROLLBACK on a session.
+// commitLimit bounds a COMMIT or ROLLBACK that is no call of the application's.
 const commitLimit = 30 * time.Second
 
-func newUnit(s *ctxState, p *plan, link *pool.Conn, txn *pool.Txn) *unit {
-	u := &unit{l: p.l, has: p.h, ctxState: s, link: link, since: time.Now(), txn: txn, limit: commitLimit, rowLocks: rowLocks{rows: make(map[string]*row)}, outer: p.around, relying: relying{allowStale: p.h.AllowStale}}
-	u.on = &onSession{l: p.l, link: link}
+// newUnit returns the unit of the transaction on a session.
+func newUnit(s *session, txn *pool.Txn) *unit {
+	u := &unit{
+		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
+		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around, relying: relying{allowStale: s.p.h.AllowStale},
+	}
+	if u.levels == 0 {
+		u.levels = u.l.LockedLevel()
+	}
+	if u.until != nil {
+		u.limit = commitLimit
+	}
 	s.unit, s.latest = u, u
 	return u
 }
@@ -159,21 +170,6 @@ func (u *unit) inside() bool { return len(u.stack) > 0 || u.hold != nil }
 // inHold reports whether a hold ends what a statement of the unit now writes, and no commit in it.
 func (u *unit) inHold() bool {
 	return u.hold != nil || slices.ContainsFunc(u.stack, func(t *inner) bool { return t.hold != nil })
-}
-
-// appConn is the connection of the application that the unit runs on; nil on a session.
-func (u *unit) appConn() *appConn {
-	if c, ok := u.on.(*onConn); ok {
-		return c.appConn
-	}
-	return nil
-}
-
-// pinned reports whether the unit lives on the connection of a sql.Conn, with or
-// without a transaction.
-func (u *unit) pinned() bool {
-	c, ok := u.on.(*onConn)
-	return ok && c.pinned
 }
 
 // granted notes the rows that were locked for r. The ticket is nil where nobody
@@ -190,7 +186,7 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		held := u.ctxState.k.Enter(p, u.appConn() == nil)
+		held := u.ctxState.k.Enter(p, u.until != nil)
 		held.Until(u.ends)
 		r := &row{held, slices.Contains(locked.Versioned, name)}
 		u.rows[name], u.raises = r, u.raises || r.raises()
@@ -220,18 +216,36 @@ func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
 	return 0, r != nil && !r.Shared
 }
 
-// give ends the turn to use the unit's connection. Where the unit has ended in
-// it, a session goes back to the pool.
-func (u *unit) give() { u.on.give(u.state == ended) }
+// give ends the turn to use the session. Where the unit has ended in it, the session goes back to
+// the pool, or to the next caller.
+func (u *unit) give() {
+	switch {
+	case u.state != stateEnded:
+		u.link.EndTurn()
+	case u.next != nil:
+		u.next()
+	default:
+		u.link.Release()
+	}
+}
+
+// untilClosed returns a context that also ends when the handle is closed, if nobody else would end a
+// statement that is under way then: database/sql waits for those of its transactions.
+func (u *unit) untilClosed(ctx context.Context) (context.Context, func()) {
+	if u.until == nil {
+		return ctx, func() {}
+	}
+	return u.l.UntilClosed(ctx)
+}
 
 // lose marks the unit as lost and rolls back what may be left of it, unless the
 // connection is gone, too. The caller has the connection's turn. Later
 // statements get lockerr.ErrLost.
 func (u *unit) lose(cause error, gone bool) {
-	if u.cause != nil || u.state != open {
+	if u.cause != nil || u.state != stateOpen {
 		return
 	}
-	u.state, u.cause = lost, cause
+	u.state, u.cause = stateLost, cause
 	conflict := errors.Is(cause, lockerr.ErrConflict)
 	if !errors.Is(cause, lockerr.ErrLost) && !conflict {
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, cause))
@@ -247,7 +261,8 @@ func (u *unit) lose(cause error, gone bool) {
 	}
 	u.free()
 	u.cancelHolds()
-	if own := u.on.spends(); u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
+	// Outside of a transaction of the application's nothing else would tell it.
+	if own := u.until != nil; u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
 		u.ctxState.failed = u.cause // what was decided in it must not be written without it
 	}
 	if len(u.stack) == 0 {
@@ -267,11 +282,19 @@ func (u *unit) cancelHolds() {
 	}
 }
 
-// breakLink gives up a connection that may still carry the lock.
+// breakLink gives up a session that may still carry the lock.
 func (u *unit) breakLink() {
 	u.ctxState.k.Doubt()
 	u.link.Taint()
-	u.on.broken()
+	u.kill()
+}
+
+// kill has the server end the session: it may be busy with a statement whose caller has gone, and would keep
+// the lock until it is done.
+func (u *unit) kill() {
+	if u.l.Info().Kills {
+		u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillConnection(ctx, u.link) })
+	}
 }
 
 // free gives back what the unit holds of the connection and in the process:
@@ -311,10 +334,10 @@ func (u *unit) detach(grants ...*grant) {
 // end takes the unit out of its context state. Its transaction has ended before. The
 // caller has the connection's turn, and gives it next.
 func (u *unit) end() {
-	if u.state == ended {
+	if u.state == stateEnded {
 		return
 	}
-	u.state = ended
+	u.state = stateEnded
 	u.free()
 	for _, r := range u.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
@@ -382,7 +405,7 @@ func (u *unit) lostBehind(cause error) {
 
 // fail is lose for callers without the connection's turn.
 func (u *unit) fail(cause error, gone bool) {
-	if u.state == ended || u.cause != nil {
+	if u.state == stateEnded || u.cause != nil {
 		return
 	}
 	u.cutStream()
@@ -418,7 +441,7 @@ func (u *unit) error(op string, err error) error {
 	}
 	slices.Sort(keys)
 	e := &lockerr.Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
-	if errors.Is(err, lockerr.ErrLost) && u.state == open && strategy == hint.StrategyRow {
+	if errors.Is(err, lockerr.ErrLost) && u.state == stateOpen && strategy == hint.StrategyRow {
 		e.Held, e.ConnectionID = time.Since(u.since), u.link.KnownID()
 	}
 	return e

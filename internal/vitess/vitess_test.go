@@ -305,23 +305,17 @@ func TestTransactionThatTheTabletEnds(t *testing.T) {
 // TestCommitAfterTheTabletHasEndedTheTransaction is told so, whatever it checks before.
 func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
 	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease), "optimistic": lockctx.Optimistic()} {
-		for _, began := range []string{"with the lock", "without"} {
-			t.Run(name+", begun "+began, func(t *testing.T) {
-				s := newScratch(t)
-				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }, lockctx.Optimistic()))
-				ctx := lockctx.With(dbtest.Limited(t), "k", option)
-				begins := ctx
-				if began == "without" {
-					begins = dbtest.Limited(t)
-				}
-				tx := dbtest.Begin(t, begins, s.handle(tabletLimit))
-				dbtest.OK(t, s.count(ctx, tx, func() {}))
-				dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
-				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
-				s.counted(0)
-				s.add()
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			s := newScratch(t)
+			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }, lockctx.Optimistic()))
+			ctx := lockctx.With(dbtest.Limited(t), "k", option)
+			tx := dbtest.Begin(t, ctx, s.handle(tabletLimit))
+			dbtest.OK(t, s.count(ctx, tx, func() {}))
+			dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(s.plain())) == 0 })
+			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+			s.counted(0)
+			s.add()
+		})
 	}
 }
 
@@ -352,31 +346,25 @@ func TestStatementsAfterTheTabletHasEndedTheirTransaction(t *testing.T) {
 			return tx.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")).Scan(new(int))
 		}},
 	} {
-		for _, began := range []string{"with the lock", "without"} {
-			t.Run(name+", begun "+began, func(t *testing.T) {
-				s := newScratch(t)
-				ctx := lockctx.With(dbtest.Limited(t), "k")
-				dbtest.OK(t, mysqllock.Do(ctx, s.handle(), "other", func(context.Context) error { return nil }))
-				begins := ctx
-				if began == "without" {
-					begins = dbtest.Limited(t)
-				}
-				tx := dbtest.Begin(t, begins, s.handle(tabletLimit))
-				dbtest.ExecIn(t, ctx, tx, "UPDATE "+s.in("c")+" SET n = 5")
-				dbtest.Want(t, c.meet(s, ctx, tx), mysqllock.ErrLost)
-				for _, of := range []context.Context{ctx, context.Background()} {
-					_, err := tx.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
-					dbtest.Want(t, err, mysqllock.ErrLost)
-				}
-				dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
-				s.counted(0)
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			s := newScratch(t)
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			dbtest.OK(t, mysqllock.Do(ctx, s.handle(), "other", func(context.Context) error { return nil }))
+			tx := dbtest.Begin(t, ctx, s.handle(tabletLimit))
+			dbtest.ExecIn(t, ctx, tx, "UPDATE "+s.in("c")+" SET n = 5")
+			dbtest.Want(t, c.meet(s, ctx, tx), mysqllock.ErrLost)
+			for _, of := range []context.Context{ctx, context.Background()} {
+				_, err := tx.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
+				dbtest.Want(t, err, mysqllock.ErrLost)
+			}
+			dbtest.Want(t, tx.Commit(), mysqllock.ErrLost)
+			s.counted(0)
+		})
 	}
 }
 
-// TestConnAfterTheTabletHasEndedItsTransaction: on a sql.Conn nothing of the lock context runs any
-// more, and what has no lock context is told, too.
+// TestConnAfterTheTabletHasEndedItsTransaction: over a sql.Conn nothing of the lock context runs any
+// more. Statements without it run on the connection of the sql.Conn, which the transaction never used.
 func TestConnAfterTheTabletHasEndedItsTransaction(t *testing.T) {
 	s := newScratch(t)
 	end, cancel := context.WithCancel(dbtest.Limited(t))
@@ -388,13 +376,13 @@ func TestConnAfterTheTabletHasEndedItsTransaction(t *testing.T) {
 	dbtest.OK(t, c.QueryRowContext(ctx, "SELECT n FROM "+s.in("c")).Scan(new(int)))
 	plain := s.plain()
 	dbtest.Soon(t, "the tablet ends the transaction", func() bool { return len(s.locked(plain)) == 0 })
-	for _, of := range []context.Context{context.Background(), context.Background(), ctx, context.Background()} {
-		_, err := c.ExecContext(of, "UPDATE "+s.in("c")+" SET n = 6")
+	for range 2 {
+		_, err := c.ExecContext(ctx, "UPDATE "+s.in("c")+" SET n = 6")
 		dbtest.Want(t, err, mysqllock.ErrLost)
+		dbtest.ExecIn(t, context.Background(), c, "UPDATE "+s.in("c")+" SET n = 5 WHERE id = 2")
 	}
 	s.counted(0)
-	cancel()
-	dbtest.ExecIn(t, context.Background(), c, "UPDATE "+s.in("c")+" SET n = 6")
+	dbtest.Equal(t, "without the lock context %d is written", dbtest.Column[int](t, plain, "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 5)
 }
 
 // locked are the connections that have locked something of the scratch's tables.
@@ -454,11 +442,13 @@ func TestHolderThatStops(t *testing.T) {
 // TestStolenLease: a holder whose lease is released by force commits nothing; and once the fence has
 // found the lease, nobody gets it before the COMMIT.
 func TestStolenLease(t *testing.T) {
+	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
+	t.Cleanup(func() { is.FixForm(is.Auto) })
 	for name, c := range map[string]struct {
 		at   func(text string) bool // when it is stolen
 		lost bool                   // it can be
 	}{
-		"before the fence": {func(text string) bool { return strings.Contains(text, "LOCK IN SHARE MODE") }, true},
+		"before the fence": {func(text string) bool { return strings.Contains(text, "FOR SHARE") }, true},
 		"after the fence":  {func(text string) bool { return text == "COMMIT" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -559,13 +549,13 @@ func TestWaitInTransaction(t *testing.T) {
 	s := newScratch(t)
 	hold := stock.Acquire(t, s.handle(), "k")
 	defer hold.Release()
-	late := dbtest.Begin(t, dbtest.Limited(t), s.handle())
-	dbtest.Exec(t, late, "UPDATE "+s.in("c")+" SET n = 7 WHERE id = 2")
+	waiter := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "first"), s.handle())
+	dbtest.Exec(t, waiter, "UPDATE "+s.in("c")+" SET n = 7 WHERE id = 2")
 	for _, o := range []lockctx.Option{lockctx.NoWait(), lockctx.Wait(300 * time.Millisecond), lockctx.Wait(1300 * time.Millisecond)} {
-		_, err := late.ExecContext(lockctx.With(dbtest.Limited(t), "k", o), "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
+		_, err := waiter.ExecContext(lockctx.With(dbtest.Limited(t), "k", o), "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
 		dbtest.Want(t, err, mysqllock.ErrLocked)
 	}
-	dbtest.OK(t, late.Commit())
+	dbtest.OK(t, waiter.Commit())
 	dbtest.Equal(t, "a transaction that has waited in vain has committed %d", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 7)
 }
 
@@ -583,15 +573,26 @@ func TestSavepoints(t *testing.T) {
 	dbtest.Want(t, err, mysqllock.ErrLocked)
 	dbtest.OK(t, tx.Commit())
 
-	ctx = lockctx.With(dbtest.Limited(t), "k")
-	late := dbtest.Begin(t, dbtest.Limited(t), db)
-	defer late.Rollback()
-	dbtest.Exec(t, late, "SAVEPOINT a")
-	dbtest.ExecIn(t, ctx, late, "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
-	_, err = late.ExecContext(ctx, "ROLLBACK TO SAVEPOINT a")
+	outer := lockctx.With(dbtest.Limited(t), "l", lockctx.Lease(engine.Lease))
+	ctx = lockctx.With(outer, "k", lockctx.Row())
+	second := dbtest.Begin(t, outer, db)
+	defer second.Rollback()
+	dbtest.Exec(t, second, "SAVEPOINT a")
+	dbtest.ExecIn(t, ctx, second, "UPDATE "+s.in("c")+" SET n = 8 WHERE id = 2")
+	_, err = second.ExecContext(ctx, "ROLLBACK TO SAVEPOINT a")
 	dbtest.Want(t, err, mysqllock.ErrUnsafe)
-	dbtest.OK(t, late.Commit())
+	dbtest.OK(t, second.Commit())
 	dbtest.Equal(t, "%d is committed", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 8)
+}
+
+// TestManyKeysOfManyCallers: each key has one holder at a time.
+func TestManyKeysOfManyCallers(t *testing.T) {
+	for way, opts := range engine.Exclusive {
+		t.Run(way, func(t *testing.T) {
+			s := newScratch(t)
+			engine.ManyKeys(t, []*sql.DB{s.handle(), s.handle("maxConns=12")}, opts...)
+		})
+	}
 }
 
 // TestSlots: as many callers as there are slots hold one at a time.
@@ -631,16 +632,9 @@ func TestRefused(t *testing.T) {
 		}
 		return err
 	}
-	claim := func(o lockctx.Option) error {
-		tx := dbtest.Begin(t, dbtest.Limited(t), s.handle())
-		defer tx.Rollback()
-		return tx.QueryRowContext(lockctx.Claim(dbtest.Limited(t), o), "SELECT n FROM "+s.in("c")+" WHERE id = 1").Scan(new(int))
-	}
 	at := func(dsn string) *sql.DB { return dbtest.Open(t, "mysqllock", dsn) }
 	for says, err := range map[string]error{
 		"advisory locks need GET_LOCK, which does not work on " + is + "; use a row lock": begin(s.handle(), lockctx.Advisory()),
-		"on " + is + " a transaction can end by itself":                                   claim(lockctx.ForUpdate()),
-		"not safe here: on " + is + " a transaction":                                      claim(lockctx.SkipLocked()),
 		"the server is " + is + ", which has 2 shards (shop/-80, shop/80- …);":            begin(at(sharded.DSN("shop"))),
 		"which has 2 shards":                        begin(at(sharded.DSN("shop")), lockctx.Lease(engine.Lease)),
 		"they commit one after the other":           begin(at(sharded.DSN("shop")), lockctx.Optimistic()),

@@ -65,7 +65,7 @@
 // where the lock was refused or lost, or the commit found another version: locked (and the
 // caller would not wait), waited (in vain, as long as allowed), exhausted (no connection to take
 // it on: ErrExhausted), canceled, deadlock, conflict, stale_snapshot, unsafe, no_end, closed,
-// connection (gone, or not to be had), lost or other. How many were refused or lost is what the
+// connection (the server has not answered: ErrNoAnswer; or it is gone), lost or other. How many were refused or lost is what the
 // histograms count with an error.type. How long processes stand by for a leadership (package
 // leader) is not in them. They are not db.client.operation.duration: a wait for somebody
 // else's lock would spoil what that says of the database.

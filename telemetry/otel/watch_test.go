@@ -42,7 +42,7 @@ func (r *recorder) connection(name, pool string, more ...string) (value float64,
 func TestWatchBudget(t *testing.T) {
 	const use, state = "mysqllock.connection.use", "db.client.connection.state"
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
-	db := r.open(4)
+	db := r.open(6)
 	watching, err := r.observer.Watch(db, "shop")
 	dbtest.OK(t, err)
 	defer func() { dbtest.OK(t, watching.Unregister()) }()
@@ -56,7 +56,7 @@ func TestWatchBudget(t *testing.T) {
 		return v
 	}
 	var end []func() error
-	for range 3 { // one of the four is reserved
+	for range 3 { // three of the six are kept
 		tx, err := db.Begin()
 		dbtest.OK(t, err)
 		end = append(end, tx.Rollback)
@@ -70,8 +70,8 @@ func TestWatchBudget(t *testing.T) {
 	if r.collect()["mysqllock.lock.oldest_hold"].Data.(metricdata.Gauge[float64]).DataPoints[0].Value != 0 {
 		t.Error("something is held")
 	}
-	dbtest.Equal(t, "%v are reserved", value("reserved"), 1)
-	if bound, used := value("max"), value("count", use, "app", state, "used"); bound != 4 || used != 3 {
+	dbtest.Equal(t, "%v are reserved", value("reserved"), 3)
+	if bound, used := value("max"), value("count", use, "app", state, "used"); bound != 6 || used != 3 {
 		t.Errorf("of %v connections %v are used", bound, used)
 	}
 	before := value("wait_time", use, "app")

@@ -130,7 +130,7 @@ func TestAlertsFire(t *testing.T) {
 // caller gets ErrExhausted, whatever the driver has kept connections for. So does the rule for
 // that error, from the first time on.
 func TestAlertWhenExhausted(t *testing.T) {
-	for _, maxConns := range []int{4, 5, 8, 10} {
+	for _, maxConns := range []int{5, 6, 8, 10} {
 		db, registry := open(t, tempserver.Require(t)[0], maxConns)
 		experience(t, db) // with a lease
 		refused := func() float64 {

@@ -30,8 +30,8 @@
 //
 // Reasons are locked (and the caller would not wait), waited (in vain, as long as
 // allowed), exhausted (no connection to take it on: ErrExhausted), canceled, deadlock,
-// conflict, stale_snapshot, unsafe, no_end, closed, connection (gone, or not to be had),
-// lost and other.
+// conflict, stale_snapshot, unsafe, no_end, closed, connection (the server has not answered:
+// ErrNoAnswer; or the connection is gone), lost and other.
 //
 // How long processes stand by for a leadership (package leader) is not in the histograms of
 // waits: it says nothing of delays.
@@ -94,7 +94,7 @@ func New() *Observer {
 	}
 	// What has never happened is 0, so that the first time is an increase.
 	for _, s := range []string{hint.StrategyRow, hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {
-		for _, r := range []string{"locked", "waited", "exhausted", "canceled", "deadlock"} {
+		for _, r := range []string{"locked", "waited", "exhausted", "canceled", "deadlock", "connection"} {
 			o.refused.WithLabelValues(s, r)
 		}
 		for _, r := range []string{"connection", "deadlock", "lost"} {

@@ -45,8 +45,10 @@ let failing = false; // the server did not answer the last time
 let seen = null; // when the view was made, and when the next one is: by performance.now
 let age = 0; // of the view that comes next
 
-// A view that is older than this is not called live.
+// A view that is older than this is not called live. One that is older than stale, or so much later than the next
+// look was due, is dimmed.
 const fresh = 3000;
+const stale = { age: 60_000, late: 5000 };
 
 function show(now) {
   state = now;
@@ -55,20 +57,24 @@ function show(now) {
 
 // renderState says how old what is shown is.
 function renderState() {
-  let [light, text, time] = [state, states[state], view ? clock(view.time) : ""];
   const now = performance.now();
+  const age = view ? now - seen.at : 0;
+  const ago = age > fresh ? `${duration(Math.floor(age / 1000) * 1000)} ago` : "";
+  let [light, text, time] = [state, states[state], view ? clock(view.time) : ""];
   if (state === "live" && failing) {
-    [light, text, time] = ["lost", view ? `No answer since ${time}` : "No answer", ""];
-  } else if (state === "live" && now - seen.at <= fresh) {
+    [light, text, time] = ["lost", view ? `No answer since ${time}` : "No answer", ago];
+  } else if (state === "live" && age <= fresh) {
     text = "Live";
   } else if (state === "live") {
     const pause = seen.next - now;
-    [light, text, time] = ["old", `As of ${time}`, pause > 0 ? `next look in ${Math.ceil(pause / 1000)} s` : "looking now"];
+    [light, text, time] = ["old", `As of ${time}`, `${ago}, ${pause > 0 ? `next look in ${Math.ceil(pause / 1000)} s` : "looking now"}`];
+  } else if (ago) {
+    time += `, ${ago}`;
   }
   $("light").className = `light ${light}`;
   set($("state"), text);
   set($("clock"), time);
-  document.body.classList.toggle("stale", light === "lost");
+  document.body.classList.toggle("stale", light === "lost" || (view !== null && (age > stale.age || (state === "live" && now - seen.next > stale.late))));
 }
 
 setInterval(renderState, 500);
@@ -154,13 +160,14 @@ function render() {
   set($("waiting"), count(view.waiting, view.waitingMore));
   set($("waiting-note"), more(view.waiting, view.waitingMore) || "one a key and process: more may queue in the processes");
   set($("longest"), view.longest ? atLeast(view.longest) : "–");
-  const deadlocks = points.filter((p) => p.t >= view.watched).reduce((n, p) => n + (p.d ?? 0), 0);
-  figure("deadlocks", view.deadlocks === null ? null : deadlocks, view.deadlocks === null ? "not told by the server" : `${counted(view.watched)}${view.deadlocks} since the server started`);
-  const counting = view.point.t - view.losses.since;
-  const lost = view.losses.recent.filter((l) => l.ago < Math.min(hello.window, counting)).length;
+  const deadlocks = points.reduce((n, p) => n + (p.d ?? 0), 0);
+  const told = view.deadlocks !== null;
+  const circles = view.circles ? `${view.circles} ${view.circles === 1 ? "circle" : "circles"} of waits now, which the server does not break; ` : "";
+  figure("deadlocks", told || circles ? (told ? deadlocks : 0) + view.circles : null, circles + (told ? `${watched()}${view.deadlocks} since the server started` : "not told by the server"));
+  const lost = view.losses.recent.filter(recent).length;
   const older = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // which are not remembered
   if (view.losses.total === null) figure("losses", null, "not known: the account cannot read the leases");
-  else figure("losses", lost, hello.seen ? `${counted(view.losses.since)}leases that ran out while held, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
+  else figure("losses", lost, hello.seen ? `${watched()}leases that ran out while held, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
   renderPlots();
   renderLocks();
   renderHot();
@@ -170,8 +177,14 @@ function render() {
 
 const minute = (ms) => `${new Date(ms).toISOString().slice(11, 16)} UTC`;
 
-// counted says since when something is counted, if that is for less than the figures are of.
-const counted = (since) => (view.point.t - since < hello.window ? `counted since ${minute(since)}; ` : "");
+// recent losses are those that the figure counts.
+const recent = (loss) => loss.ago < hello.window;
+
+// watched says for how long of the time that the figures are of somebody looked, if that is less.
+function watched() {
+  const ms = points.reduce((sum, p, i) => sum + (i > 0 && p.t - points[i - 1].t <= unwatched ? p.t - points[i - 1].t : 0), 0);
+  return ms < 0.95 * hello.window ? `of ${duration(Math.floor(ms / 1000) * 1000)} that were watched; ` : "";
+}
 
 // count is a number as far as it is known, and more what to say of that.
 const count = (n, incomplete) => (n === null ? "–" : incomplete ? `≥ ${n}` : String(n));
@@ -296,7 +309,8 @@ function renderPlots() {
 
 // Points that are further apart than this have a time between them in which
 // nobody looked.
-const broken = () => (range === 0 ? 35_000 : 150_000);
+const unwatched = 35_000;
+const broken = () => (range === 0 ? unwatched : 150_000);
 
 // unbroken are the runs of points of which a plot knows something.
 function unbroken(list, plot) {
@@ -431,6 +445,7 @@ function newRow() {
   let lock;
   let first = true;
   let button = null;
+  part(".history").addEventListener("toggle", () => part(".history").open && renderHistory(part(".history ul"), lock.id));
   const update = (now) => {
     lock = now;
     set(key, lock.key);
@@ -450,10 +465,11 @@ function newRow() {
     }
     if (button) set(button.lastElementChild, ` ${lock.key}`);
     const blame = part(".blame");
-    blame.hidden = !lock.holdsUp;
-    set(blame, `holds up ${lock.holdsUp}`);
+    blame.hidden = !lock.holdsUp && !lock.circle;
+    set(blame, lock.circle ? "in a circle of waits" : `holds up ${lock.holdsUp}`);
     part(".why").hidden = !lock.why;
     set(part(".why"), lock.why ?? "");
+    part(".history").hidden = !hello.record;
     const queue = part(".queue");
     if (first) queue.open = lock.waiting <= unfolded;
     first = false;
@@ -464,9 +480,30 @@ function newRow() {
     set(part("summary"), `${count(lock.waiting, lock.waitersMore)} waiting${long}`);
     part("ol").classList.toggle("unordered", !lock.inOrder);
     fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), waited(c)));
-    set(part(".more"), lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "");
+    const others = lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "";
+    const order = lock.overtaken ? "in the server's order: who has waited for the lockTTL (30 s) asks anew, and is the last then" : "";
+    set(part(".more"), [others, order].filter(Boolean).join("; "));
   };
   return { node, update };
+}
+
+// renderHistory asks for the last hour of a lock, and shows it in the list.
+async function renderHistory(list, id) {
+  let lines;
+  try {
+    const answer = await fetch(`page.history?id=${encodeURIComponent(id)}`);
+    lines = answer.ok ? await answer.json() : [{ text: (await answer.text()).trim(), bad: true }];
+    if (lines.length === 0) lines = [{ text: "Nothing was recorded." }];
+  } catch (failure) {
+    lines = [{ text: `No answer: ${failure.message}`, bad: true }];
+  }
+  list.replaceChildren(...lines.map((line) => {
+    const li = copy("happened-template");
+    set(li.querySelector(".ago"), line.time ? clock(line.time) : "");
+    set(li.querySelector(".why"), line.text);
+    li.querySelector(".why").classList.toggle("bad", line.bad === true);
+    return li;
+  }));
 }
 
 function unseenSpan() {
@@ -489,7 +526,9 @@ function how(lock) {
   const least = first.least ? `held for ${duration(first.least)} at least` : "";
   if (lock.strategy === "lease") {
     const held = first.for ? `held for ${duration(first.for)}` : least;
-    const state = first.silent ? `not renewed for ${duration(first.silent)} (TTL ${duration(first.ttl)})` : `${duration(lock.remaining ?? 0)} left`;
+    let state = `${duration(lock.remaining ?? 0)} left`;
+    if (first.silent) state = `not renewed for ${duration(first.silent)} (TTL ${duration(first.ttl)})`;
+    else if (first.overdue) state += `, not renewed yet, about ${duration(first.overdue)} of ${duration(first.ttl)}`;
     return `${state}, token ${lock.token}${held && `, ${held}`}`;
   }
   if (first.for) return `held for ${duration(first.for)}`;
@@ -520,6 +559,7 @@ function renderLosses() {
   view.losses.recent.forEach((loss, i) => {
     const li = list.children[i] ?? list.appendChild(copy("loss-template"));
     set(li.querySelector(".ago"), `${duration(Math.floor(loss.ago / 1000) * 1000)} ago`);
+    li.classList.toggle("past", !recent(loss));
     set(li.querySelector(".key"), loss.key);
     set(li.querySelector(".tag"), loss.strategy);
     set(li.querySelector(".why"), loss.who ? `${loss.who}: ${loss.why}` : loss.why);

@@ -1,7 +1,9 @@
 package webtest
 
 import (
+	"fmt"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +35,46 @@ func light(p *tab) string {
 	return eval[string](p, `[document.querySelector("#light").className.split(" ")[1], document.querySelector("#state").textContent, document.querySelector("#clock").textContent].join(" | ")`)
 }
 
+// dimmed reports whether the page shows that its figures are old.
+func dimmed(p *tab) bool {
+	return eval[bool](p, `document.body.classList.contains("stale") && getComputedStyle(document.querySelector(".figures")).opacity < 1`)
+}
+
+// TestLossesCount: each loss of the list that is red counts in the figure, for viewers that come later, too.
+func TestLossesCount(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		s.keys("dead")
+		url, _ := s.serve(web.Options{})
+		first := openTab(t, url, 1200, 900)
+		first.until("it is live", func() bool { return first.text("#state") == "Live" })
+		ghost := func() { // a lease that is neither renewed nor given back
+			dbtest.Exec(t, s.root, "UPDATE mysqllock SET owner = 'ghost:1:batch#0123abcd', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 6 SECOND WHERE name = 'dead'")
+		}
+		red := func(p *tab) int { return len(p.texts("#lost-list li:not(.past)")) }
+		for red(first) == 0 { // on a slow machine the page may miss the moment
+			ghost()
+			first.until("the lease has run out", func() bool {
+				var over bool
+				dbtest.OK(t, s.root.QueryRow("SELECT expires < UTC_TIMESTAMP(6) FROM mysqllock WHERE name = 'dead'").Scan(&over))
+				return over
+			})
+			was := first.clock()
+			dbtest.Eventually(t, "it has looked", func() error {
+				if red(first) > 0 || first.clock() > was && !slices.Contains(first.texts("li.lock h3 .key"), "dead") {
+					return nil
+				}
+				return fmt.Errorf("its view was of %s, and is of %s (%s), with %q", was, first.clock(), light(first), first.texts("li.lock h3 .key"))
+			})
+		}
+		later := openTab(t, url, 1200, 900)
+		later.until("it shows the loss", func() bool { return red(later) > 0 })
+		dbtest.Equal(t, "the figure is %s", later.text("#losses"), fmt.Sprint(red(later)))
+		if note := later.text("#losses-note"); !strings.Contains(note, "that were watched; leases that ran out") {
+			t.Errorf("of the losses it says %q", note)
+		}
+	})
+}
+
 // TestServerGone: the page does not go on to say that it is live when the server does not
 // answer, and when it has gone. What it showed last stays, also on reload, with its time.
 func TestServerGone(t *testing.T) {
@@ -44,12 +86,14 @@ func TestServerGone(t *testing.T) {
 		p.until("it is live", func() bool { return strings.HasPrefix(light(p), "live | Live | ") && len(p.texts("li.lock")) == 1 })
 		proxy.Block()
 		p.until("it is old, and looks", func() bool {
-			return strings.HasPrefix(light(p), "old | As of ") && strings.HasSuffix(light(p), " UTC | looking now")
+			return strings.HasPrefix(light(p), "old | As of ") && strings.HasSuffix(light(p), " ago, looking now")
 		})
+		p.until("it is dimmed", func() bool { return dimmed(p) })
 		p.picture("silent")
 		again := openTab(t, url, 1200, 900)
 		again.until("on reload it shows the last view", func() bool {
-			return strings.HasPrefix(light(again), "old | As of ") && len(again.texts("li.lock")) == 1
+			old := strings.HasPrefix(light(again), "old | As of ") || strings.HasPrefix(light(again), "lost | No answer since ") // to open it may take as long as a look may
+			return old && len(again.texts("li.lock")) == 1
 		})
 		proxy.Close()
 		p.until("it has gone", func() bool {
@@ -58,7 +102,7 @@ func TestServerGone(t *testing.T) {
 		p.picture("gone")
 		third := openTab(t, url, 1200, 900)
 		third.until("on reload it shows the last view, and the failure", func() bool {
-			return strings.HasPrefix(light(third), "lost | No answer since ") && len(third.texts("li.lock")) == 1
+			return strings.HasPrefix(light(third), "lost | No answer since ") && strings.HasSuffix(light(third), " ago") && len(third.texts("li.lock")) == 1 && dimmed(third)
 		})
 	})
 }
@@ -72,7 +116,7 @@ func TestSlowLooks(t *testing.T) {
 	proxy.Slow(20 * time.Millisecond)
 	p := openTab(t, url, 1200, 900)
 	p.until("it says when the next look is", func() bool {
-		return strings.HasPrefix(light(p), "old | As of ") && strings.Contains(light(p), " | next look in ")
+		return strings.HasPrefix(light(p), "old | As of ") && strings.Contains(light(p), " ago, next look in ")
 	})
 	p.picture("slow")
 	before := p.text("#state")

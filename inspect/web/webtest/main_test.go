@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -204,14 +205,29 @@ func (p *tab) focused() string {
 	return eval[string](p, "document.activeElement.id || document.activeElement.innerText")
 }
 
-// tabTo presses Tab until what is focused begins so. A list that is drawn anew meanwhile may have
-// it begin at the top again.
+// clock is the time of the view that the page shows: beside the light while that is new, and in what the light says
+// when it is old.
+func (p *tab) clock() string {
+	return timeOfDay.FindString(p.text("#state") + " " + p.text("#clock"))
+}
+
+var timeOfDay = regexp.MustCompile(`\d\d:\d\d:\d\d UTC`)
+
+// tabTo presses Tab until what is focused begins so. It does not pause between two presses:
+// a list that is drawn anew meanwhile may have it begin at the top again, and presses that
+// are rarer than the drawings never get to the end.
 func (p *tab) tabTo(what string) {
 	p.t.Helper()
-	p.until("the Tab key leads to "+what, func() bool {
+	var way []string
+	for began := time.Now(); time.Since(began) < dbtest.Patience; {
 		p.press(kb.Tab)
-		return strings.HasPrefix(p.focused(), what)
-	})
+		at := p.focused()
+		if strings.HasPrefix(at, what) {
+			return
+		}
+		way = append(way, at)
+	}
+	p.t.Fatalf("not within %v: the Tab key leads to %s, its last steps: %q", dbtest.Patience, what, way[max(0, len(way)-40):])
 }
 
 // picture keeps a screenshot for people to look at, with go test -artifacts.
@@ -317,10 +333,14 @@ func (s *scratch) queue(key string, option lockctx.Option, owners ...string) {
 		db := s.process(mysqllock.Config{Owner: owner})
 		wg.Go(func() {
 			hold, err := mysqllock.Acquire(ctx, db, key, option, lockctx.Wait(4*patience))
-			if err == nil {
-				<-ctx.Done()
-				_ = hold.Release()
+			if err != nil {
+				if !errors.Is(err, mysqllock.ErrClosed) { // which it is at the end of the test
+					s.T.Errorf("%s, which waits for %s: %v", owner, key, err)
+				}
+				return
 			}
+			<-ctx.Done()
+			_ = hold.Release()
 		})
 		dbtest.Soon(s.T, fmt.Sprintf("%d wait for %s", n+1, key), func() bool {
 			snap, err := i.Snapshot(ctx, inspect.Filter{Keys: []string{key}})

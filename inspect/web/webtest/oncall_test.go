@@ -3,16 +3,20 @@ package webtest
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
+	"github.com/mysqllock/mysqllock/inspect/record"
 	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
+	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // locked has a transaction lock rows one after the other, and end with the test. The last
@@ -95,17 +99,18 @@ func TestChainOnPage(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("one", "two", "three")
 		sleeper := s.locked(false, "three")
+		const advice = "its process may wait for another lock" // these say no program's name
 		s.locked(true, "two", "three")
 		s.locked(true, "one", "two")
 		s.locked(true, "one")
 		url, _ := s.serve(web.Options{})
 		p := pictures(t, url, "chain", func(p *tab) bool {
-			return len(p.texts("li.lock")) == 3 && strings.Contains(strings.Join(p.texts("li.lock > .why"), ""), "KILL") && p.text("#waiting") == "3"
+			return len(p.texts("li.lock")) == 3 && strings.Contains(strings.Join(p.texts("li.lock > .why"), ""), advice) && p.text("#waiting") == "3"
 		})
 		all := strings.Join(p.texts("li.lock > .why"), "\n")
 		for text, times := range map[string]int{
-			"idle for ":                     1,
-			fmt.Sprintf("KILL %d", sleeper): 1, // after a second
+			"idle for ": 1,
+			advice:      1, // after a second
 			fmt.Sprintf("(connection %d): begin with that one", sleeper): 2,
 		} {
 			if strings.Count(all, text) != times {
@@ -114,6 +119,67 @@ func TestChainOnPage(t *testing.T) {
 		}
 		if blamed := p.texts(".blame:not([hidden])"); len(blamed) != 1 || blamed[0] != "holds up 3" {
 			t.Errorf("blamed: %q", blamed)
+		}
+	})
+}
+
+// TestCircleOnPage: two processes wait for each other over two strategies. The page calls it a circle, counts it,
+// and does not say to begin with one that waits itself.
+func TestCircleOnPage(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if !s.names() {
+			t.Skip("it does not tell the processes")
+		}
+		s.acquire("one:1:shopd", "a", lockctx.Row())
+		s.acquire("two:2:shopd", "b", lockctx.Lease(10*patience))
+		s.queue("b", lockctx.Lease(10*patience), "one:1:shopd")
+		s.queue("a", lockctx.Row(), "two:2:shopd")
+		url, _ := s.serve(web.Options{})
+		p := pictures(t, url, "circle", func(p *tab) bool {
+			return p.text("#deadlocks") == "1" && strings.HasPrefix(p.text("#deadlocks-note"), "1 circle of waits now")
+		})
+		if why := p.texts("li.lock > .why"); len(why) != 2 || !strings.HasPrefix(why[0], "a circle of waits: ") || !strings.HasPrefix(why[1], "a circle of waits: ") {
+			t.Errorf("they wait since %q", why)
+		}
+		if blamed := p.texts(".blame:not([hidden])"); len(blamed) != 2 || blamed[0] != "in a circle of waits" {
+			t.Errorf("blamed: %q", blamed)
+		}
+		if !eval[bool](p, "document.querySelector('#deadlocks').classList.contains('bad')") {
+			t.Error("the circle is not red")
+		}
+	})
+}
+
+// TestLastHour: each lock has its last hour, if there is a record, and shows it when it is opened.
+func TestLastHour(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		s.acquire("the holder", "k", lockctx.Lease(10*patience))
+		plain, _ := s.serve(web.Options{})
+		p := openTab(t, plain, 1200, 900)
+		p.until("the lock is shown", func() bool { return len(p.texts("li.lock")) == 1 })
+		if n := len(p.texts("li.lock > .history:not([hidden])")); n != 0 {
+			t.Errorf("without a record there are %d histories", n)
+		}
+		path := filepath.Join(t.TempDir(), "locks.jsonl")
+		recorder, err := record.New(s.inspector(), path, 100*time.Millisecond, 1<<20)
+		dbtest.OK(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := dbtest.Go(func() error { return recorder.Run(ctx) })
+		defer func() { cancel(); dbtest.OK(t, <-done) }()
+		dbtest.Soon(t, "it is recorded", func() bool {
+			m, err := record.At(path, time.Now(), 0, "", "k")
+			return err == nil && len(m.Holders) == 1
+		})
+		url, _ := s.serve(web.Options{Record: path})
+		p = openTab(t, url, 1200, 900)
+		p.until("the lock is shown", func() bool { return len(p.texts("li.lock > .history:not([hidden])")) == 1 })
+		p.do(chromedp.Click(chromedp.CSS("li.lock > .history summary")))
+		p.until("the history is shown", func() bool {
+			return strings.Contains(strings.Join(p.texts("li.lock > .history li"), "\n"), "the holder holds: lease, token 1")
+		})
+		p.picture("history")
+		if bad := eval[[]string](p, contrast); len(bad) > 0 {
+			t.Errorf("too little contrast: %q", bad)
 		}
 	})
 }

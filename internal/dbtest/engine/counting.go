@@ -30,6 +30,14 @@ func Callers(way string) int {
 // Mixed is the way to count by any strategy.
 const Mixed = "row, lease or optimistic, BeginTx"
 
+// Exclusive are the ways to hold a key alone. The TTL is one that no test outlives.
+var Exclusive = map[string][]lockctx.Option{
+	"row":         {lockctx.Row()},
+	"row, slot":   {lockctx.Row(), lockctx.Slots(1)},
+	"lease":       {lockctx.Lease(dbtest.Patience)},
+	"lease, slot": {lockctx.Lease(dbtest.Patience), lockctx.Slots(1)},
+}
+
 // Way is a way to count under a lock.
 type Way func(ctx context.Context, db *sql.DB) error
 
@@ -47,8 +55,11 @@ func Ways(unit func(began, ctx context.Context, db dbtest.Beginner) error) map[s
 			return mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return unit(ctx, ctx, db) }, o...)
 		}
 	}
-	late := func(o ...lockctx.Option) Way {
-		return func(ctx context.Context, db *sql.DB) error { return unit(ctx, lockctx.With(ctx, "k", o...), db) }
+	joins := func(o ...lockctx.Option) Way {
+		return func(ctx context.Context, db *sql.DB) error {
+			began := lockctx.With(ctx, "first "+dbtest.Random())
+			return unit(began, lockctx.With(began, "k", o...), db)
+		}
 	}
 	again := func(way Way) Way {
 		return func(ctx context.Context, db *sql.DB) error { return Again(func() error { return way(ctx, db) }) }
@@ -69,13 +80,13 @@ func Ways(unit func(began, ctx context.Context, db dbtest.Beginner) error) map[s
 			ctx = lockctx.With(ctx, "k")
 			return unit(ctx, ctx, c)
 		},
-		"row, late hint":      late(),
+		"row, second key":     joins(),
 		"row, slot":           begins(lockctx.Slots(1)),
 		"optimistic, BeginTx": again(begins(lockctx.Optimistic())),
 		"optimistic, Do":      again(does(lockctx.Optimistic())),
 		"lease, BeginTx":      begins(lockctx.Lease(Lease)),
 		"lease, Do":           does(lockctx.Lease(Lease)),
-		"lease, late hint":    late(lockctx.Lease(Lease)),
+		"lease, second key":   joins(lockctx.Lease(Lease)),
 		"lease, slot":         begins(lockctx.Lease(Lease), lockctx.Slots(1)),
 		Mixed: again(func(ctx context.Context, db *sql.DB) error {
 			return begins([...]lockctx.Option{lockctx.Row(), lockctx.Lease(Lease), lockctx.Optimistic()}[rand.N(3)])(ctx, db)

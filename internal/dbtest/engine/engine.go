@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -69,7 +71,7 @@ func LeasesAreRenewed(t *testing.T, db, other *sql.DB, lock func() (unlock func(
 			dbtest.Want(t, err, mysqllock.ErrLocked)
 		}
 		dbtest.OK(t, h.Release())
-		next, err := mysqllock.Acquire(ctx, other, key, lockctx.Lease(ttl), lockctx.NoWait())
+		next, err := mysqllock.Acquire(ctx, other, key, lockctx.Lease(ttl)) // a renewal of others may still have its row
 		dbtest.OK(t, err)
 		if next.Token() <= h.Token() {
 			t.Errorf("token %d after %d", next.Token(), h.Token())
@@ -100,4 +102,59 @@ func LostAnswersLeaveNothing(t *testing.T, tap *dbtest.Tap, db, other *sql.DB) {
 		dbtest.OK(t, err)
 		dbtest.OK(t, next.Release())
 	}
+}
+
+// ManyKeys has callers of each handle take some keys at random: no key has two holders at a time,
+// its tokens grow from holder to holder, where it has any, and nobody loses it. With so many keys
+// requests gather while the handle's connections are busy, which those for one key never do.
+func ManyKeys(t *testing.T, handles []*sql.DB, opts ...lockctx.Option) {
+	t.Helper()
+	const callers, keys, times = 12, 12, 10
+	type holding struct {
+		sync.Mutex
+		by    *mysqllock.Hold // nil for none
+		token uint64          // the highest so far
+	}
+	opts = append(opts, lockctx.Wait(dbtest.Patience))
+	var held [keys]holding
+	var all sync.WaitGroup
+	ctx := dbtest.Limited(t)
+	for _, db := range handles {
+		for range callers {
+			all.Go(func() {
+				for range times {
+					i := rand.N(keys)
+					key := fmt.Sprint("key ", i)
+					h, err := mysqllock.Acquire(ctx, db, key, opts...)
+					for errors.Is(err, mysqllock.ErrUnsafe) { // clean-ups without a pause have removed its row again and again
+						h, err = mysqllock.Acquire(ctx, db, key, opts...)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					k := &held[i]
+					k.Lock()
+					if k.by != nil {
+						t.Errorf("%s has two holders, with the tokens %d and %d", key, k.by.Token(), h.Token())
+					}
+					if token := h.Token(); token != 0 && token <= k.token {
+						t.Errorf("%s has the token %d after %d", key, token, k.token)
+					}
+					k.by, k.token = h, max(k.token, h.Token())
+					k.Unlock()
+					time.Sleep(50 * time.Millisecond)
+					k.Lock()
+					if k.by == h {
+						k.by = nil
+					}
+					k.Unlock()
+					if err := h.Release(); errors.Is(err, mysqllock.ErrLost) { // any other error is that of a slow server
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
 }

@@ -284,9 +284,11 @@ func Naming(refused func() error) error {
 	})
 }
 
-// Told runs what is refused, again where a busy server has not answered within a short wait.
+// Told runs what is refused, again if a busy server has not answered within a short wait.
 func Told(refused func() error) error {
-	return dbtest.Until(refused, func(err error) bool { return !errors.Is(err, mysqllock.ErrExhausted) })
+	return dbtest.Until(refused, func(err error) bool {
+		return !errors.Is(err, mysqllock.ErrExhausted) && !errors.Is(err, mysqllock.ErrNoAnswer)
+	})
 }
 
 // WantToken fails the test unless the lock context has a lease with that token; 0 is none.

@@ -68,14 +68,6 @@ var ways = []struct {
 		_, err = st.ExecContext(lockctx.With(ctx, key), 1)
 		return errors.Join(err, st.Close())
 	}},
-	{"a late hint", func(ctx context.Context, db *sql.DB, key string) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		_, err = tx.ExecContext(lockctx.With(ctx, key), less, 1)
-		return errors.Join(err, tx.Commit())
-	}},
 	{"no lock", func(ctx context.Context, db *sql.DB, _ string) error {
 		rows, err := db.QueryContext(ctx, "SELECT id FROM p WHERE id > ?", 0)
 		if err != nil {
@@ -118,6 +110,33 @@ func (s *Shop) CheckWrapped(t *testing.T, db *sql.DB) {
 	s.SoonUnused(t, db)
 	dbtest.OK(t, db.Close())
 	s.SoonAlone(t)
+}
+
+// CheckHidden checks a handle with maxConns that was opened with a wrapper which hides driver.Validator: by its second use at
+// the latest each statement says so, and names the wrapper. Nothing hangs, and Do and Stats say it at once.
+func CheckHidden(t *testing.T, db *sql.DB, wrapper string) {
+	t.Helper()
+	db.SetMaxIdleConns(8)
+	ctx := dbtest.Limited(t)
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%s: %v", what, err)
+			return
+		}
+		dbtest.Says(t, err, "maxConns", "driver.Validator", "Config.Base", wrapper)
+	}
+	refused("Do", mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }))
+	refused("Stats", dbtest.Err(mysqllock.Stats(db)))
+	refused("a statement", dbtest.Err(db.ExecContext(ctx, "DO 0")))
+	refused("BeginTx", dbtest.Err(db.BeginTx(ctx, nil)))
+	refused("BeginTx with a lock", dbtest.Err(db.BeginTx(lockctx.With(ctx, "k"), nil)))
+	refused("a prepared statement", dbtest.Err(db.PrepareContext(ctx, "DO 0")))
+	c, err := db.Conn(ctx)
+	dbtest.OK(t, err)
+	refused("a sql.Conn", dbtest.Err(c.ExecContext(ctx, "DO 0")))
+	dbtest.OK(t, c.Close())
+	dbtest.OK(t, db.Close())
 }
 
 // SoonAlone waits until no connection to the database is left but those of s.Plain.

@@ -17,7 +17,7 @@ import (
 //
 //	locked          someone else has the key, and the caller would not wait
 //	waited          not granted within the wait, or before the context's deadline
-//	exhausted       all connections that hold locks are in use
+//	exhausted       no connection to ask on, because of a bound
 //	canceled        the caller's context was canceled
 //	deadlock        the server has broken a deadlock
 //	conflict        somebody else has committed under the key
@@ -25,7 +25,7 @@ import (
 //	unsafe          the lock could not hold
 //	no_end          the lock context can never end
 //	closed          the handle, or the hold, is closed
-//	connection      the connection to the server is gone, or was not to be had
+//	connection      the server has not answered, or the connection to it is gone, or was not to be had
 //	lost            the lock was lost otherwise
 //	other           whatever else
 func Of(err error) string {
@@ -41,6 +41,7 @@ func Of(err error) string {
 		{lockerr.ErrLost, "lost"},
 		{context.Canceled, "canceled"},
 		{lockerr.ErrExhausted, "exhausted"},
+		{lockerr.ErrNoAnswer, "connection"},
 		{lockerr.ErrTimeout, "waited"},
 		{lockerr.ErrLocked, "locked"},
 		{lockerr.ErrStaleSnapshot, "stale_snapshot"},

@@ -40,6 +40,9 @@ func TestOf(t *testing.T) {
 		{lockerr.ErrNoEnd, "no_end"},
 		{lockerr.ErrClosed, "closed"},
 		{lockerr.ErrExhausted, "exhausted"},
+		{lockerr.ErrNoAnswer, "connection"},
+		{&lockerr.Error{Err: lockerr.With(lockerr.ErrNoAnswer, context.DeadlineExceeded)}, "connection"},
+		{&lockerr.Error{Err: lockerr.With(lockerr.ErrNoAnswer, context.Canceled)}, "canceled"},
 		{&mysql.MySQLError{Number: 1146}, "other"},
 	} {
 		if got := Of(test.err); got != test.want {

@@ -28,11 +28,6 @@ func bad(ctx context.Context, db *sql.DB, fn func(context.Context) error) {
 	use(lockctx.With(ctx, "k", lockctx.IfVersion(0)))                              // want `IfVersion\(0\)`
 	use(lockctx.With(ctx, "k", lockctx.Wait(-1)))                                  // want `Wait\(-1ns\)`
 	use(lockctx.With(ctx, "k", lockctx.Retry(3)))                                  // want `With cannot run anything again`
-	use(lockctx.With(ctx, "k", lockctx.ForUpdate(), lockctx.ForShare()))           // want `ForUpdate and ForShare exclude`
-	use(lockctx.Claim(ctx, lockctx.NoWait()))                                      // want `Claim: it says none of ForUpdate`
-	use(lockctx.Claim(ctx, lockctx.ForUpdate(), lockctx.Shared()))                 // want `Shared is for keys`
-	use(lockctx.Claim(ctx, lockctx.ForUpdate(), lockctx.Wait(time.Second)))        // want `refuses Wait`
-	use(lockctx.Claim(ctx, lockctx.SkipLocked(), lockctx.NoWait()))                // want `SkipLocked never waits`
 	mysqllock.Acquire(ctx, db, "k", lockctx.Retry(1))                              // want `Acquire cannot run anything again`
 	mysqllock.Do(ctx, db, "k", fn, lockctx.Lease(time.Minute), lockctx.Retry(3))   // want `so Retry is refused`
 	mysqllock.Do(ctx, db, "k", fn, lockctx.MaxHold(time.Hour), lockctx.Advisory()) // want `MaxHold needs Lease, and the options say Advisory`
@@ -45,10 +40,7 @@ func good(ctx context.Context, db *sql.DB, fn func(context.Context) error, ttl t
 	use(lockctx.With(ctx, "k", lockctx.Wait(time.Second), lockctx.NoWait(), lockctx.AllowStale()))
 	use(lockctx.With(ctx, "k", lockctx.Optimistic(), lockctx.IfVersion(7)))
 	use(lockctx.With(ctx, "k", lockctx.Slots(3), lockctx.Lease(time.Second)))
-	use(lockctx.With(ctx, "k", lockctx.ForUpdate(), lockctx.NoWait(), lockctx.Retry(0)))
-	use(lockctx.Claim(ctx, opts...))
-	use(lockctx.Claim(ctx, lockctx.SkipLocked()))
-	use(lockctx.Claim(ctx, lockctx.ForUpdate(), lockctx.NoWait()))
+	use(lockctx.With(ctx, "k", lockctx.NoWait(), lockctx.Retry(0)))
 	mysqllock.Do(ctx, db, "k", fn, lockctx.Retry(3))
 	mysqllock.Do(ctx, db, "k", fn, lockctx.Optimistic(), lockctx.Retry(3))
 }

@@ -116,19 +116,6 @@ func beginOuter(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-func late(ctx context.Context, db *sql.DB) error {
-	locked := lockctx.With(ctx, "product:1")
-	tx, err := db.BeginTx(ctx, nil) // a statement in it asks for the lock
-	if err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(locked, "UPDATE products SET stock = 1"); err != nil {
-		return err
-	}
-	tx.Exec("UPDATE products SET stock = 2")
-	return tx.Commit()
-}
-
 func besideTx(ctx context.Context, db *sql.DB) error {
 	locked := lockctx.With(ctx, "product:1")
 	tx, err := db.BeginTx(locked, nil)

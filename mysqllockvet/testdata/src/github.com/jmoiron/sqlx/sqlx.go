@@ -31,8 +31,9 @@ func (*DB) GetContext(ctx context.Context, d any, query string, a ...any) error 
 func (*DB) NamedExecContext(ctx context.Context, query string, arg any) (sql.Result, error) {
 	return nil, nil
 }
-func (*Tx) Get(dest any, query string, args ...any) error { return nil }
-func (*Tx) MustExec(query string, args ...any) sql.Result { return nil }
+func (*Tx) Get(dest any, query string, args ...any) error                             { return nil }
+func (*Tx) GetContext(ctx context.Context, dest any, query string, args ...any) error { return nil }
+func (*Tx) MustExec(query string, args ...any) sql.Result                             { return nil }
 
 func GetContext(ctx context.Context, q QueryerContext, dest any, query string, args ...any) error {
 	return nil

@@ -1,0 +1,96 @@
+package record
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Moment is what the record tells of a time.
+type Moment struct {
+	Time time.Time `json:"time"`
+
+	// Known says that the recorder looked at that time. Else nobody knows who held and waited then, and Holders and
+	// Waiters are empty.
+	Known   bool    `json:"known"`
+	Gaps    string  `json:"gaps,omitempty"` // what the recorder did not see
+	Holders []Event `json:"holders"`
+	Waiters []Event `json:"waiters"` // the longest wait first
+	Around  []Event `json:"around"`  // what happened at the keys around that time, and deadlocks
+}
+
+// At reads from the record at path who held keys at a time, and who waited for them, and what happened then, so
+// much earlier or later. Without keys it is about all. namespace may be "", for all.
+func At(path string, at time.Time, around time.Duration, namespace string, keys ...string) (*Moment, error) {
+	m := &Moment{Time: at, Holders: []Event{}, Waiters: []Event{}, Around: []Event{}}
+	state := make(map[string]Event)
+	over := false // the record has come to a later time
+	last := time.Time{}
+	err := Read(path, func(e Event) {
+		asked := (len(keys) == 0 || slices.Contains(keys, e.Key)) && (namespace == "" || e.Namespace == "" || e.Namespace == namespace)
+		near := e.Time.Sub(at).Abs() <= around
+		if near && (e.What == Deadlocks || e.Key != "" && asked || e.What == Began || e.What == Ended || e.What == Failed) {
+			m.Around = append(m.Around, e)
+		}
+		if e.What == Forced { // whose time is not that of the look
+			return
+		}
+		if e.Time.After(at) {
+			// Between an event and the next one nothing has changed, as long as the recorder looked.
+			if !over && m.Known {
+				m.Known = (e.What != Began || e.Text == inNewFile) && e.Time.Sub(last) < 3*heartbeat
+			}
+			over = true
+			return
+		}
+		if e.Time.After(last) {
+			last = e.Time
+		}
+		switch e.What {
+		case Began:
+			m.Known, m.Gaps = true, cmp.Or(gapsOf(e), m.Gaps)
+			clear(state)
+		case Failed, Ended:
+			m.Known = false
+			clear(state)
+		case Holds, Waits:
+			if m.Known = true; asked {
+				state[e.party()] = e
+			}
+		case HoldsNot, WaitsNot:
+			delete(state, e.party())
+		default:
+			m.Known = true
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !over && at.Sub(last) >= 3*heartbeat {
+		m.Known = false
+	}
+	if m.Known {
+		for _, e := range state {
+			if e.What == Holds {
+				m.Holders = append(m.Holders, e)
+			} else {
+				m.Waiters = append(m.Waiters, e)
+			}
+		}
+	}
+	order := func(a, b Event) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), a.Since.Compare(*b.Since), cmp.Compare(a.party(), b.party()))
+	}
+	slices.SortFunc(m.Holders, order)
+	slices.SortFunc(m.Waiters, order)
+	slices.SortStableFunc(m.Around, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return m, nil
+}
+
+// gapsOf is what an event of Began says that is not seen; "" if it is of a new file only.
+func gapsOf(e Event) string {
+	if e.Text == inNewFile {
+		return ""
+	}
+	return e.Text
+}

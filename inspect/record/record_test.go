@@ -1,0 +1,192 @@
+package record
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func after(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
+
+// recorder writes to a file in a folder of the test.
+func recorder(t *testing.T, maxSize int64) (r *Recorder, path string) {
+	path = filepath.Join(t.TempDir(), "locks.jsonl")
+	r, err := New(nil, path, time.Second, maxSize)
+	dbtest.OK(t, err)
+	t.Cleanup(r.file.close)
+	return r, path
+}
+
+// locked is a lock with a holder, and perhaps a waiter, by their connections.
+func locked(key, strategy string, holder, waiter uint64) inspect.Lock {
+	l := inspect.Lock{Strategy: strategy, Namespace: "shop", Key: key, Name: key, Stripe: -1, Token: inspect.Value(holder)}
+	if holder != 0 {
+		l.Holders.List = []inspect.Holder{{Client: inspect.Client{ConnectionID: holder, Program: fmt.Sprint("p", holder)}, Since: inspect.Value(time.Second)}}
+	}
+	if waiter != 0 {
+		l.Waiters.List = []inspect.Waiter{{Client: inspect.Client{ConnectionID: waiter, Program: fmt.Sprint("p", waiter)}, Least: time.Second}}
+	}
+	return l
+}
+
+// looks has the recorder see locks at a time.
+func (r *Recorder) looks(t *testing.T, seconds float64, locks ...inspect.Lock) {
+	t.Helper()
+	r.see(t.Context(), &inspect.Snapshot{Time: after(seconds), Locks: locks}, 0)
+	dbtest.OK(t, r.write())
+}
+
+// was is who held and waited.
+func was(t *testing.T, path string, seconds float64, keys ...string) string {
+	t.Helper()
+	m, err := At(path, after(seconds), 0, "shop", keys...)
+	dbtest.OK(t, err)
+	if !m.Known {
+		return "not known"
+	}
+	var out []string
+	for _, e := range append(m.Holders, m.Waiters...) {
+		out = append(out, e.Key+" "+e.Program+" "+e.What)
+	}
+	return strings.Join(out, ", ")
+}
+
+// TestAt: of each time it is told who held and who waited then, and of a time in which nobody looked that
+// nothing is known.
+func TestAt(t *testing.T) {
+	r, path := recorder(t, 1<<20)
+	r.last = after(0)
+	r.note(Event{What: Began})
+	r.looks(t, 0)
+	r.looks(t, 10, locked("a", "row", 1, 2), locked("b", "lease", 3, 4))
+	r.looks(t, 20, locked("a", "row", 2, 0), locked("b", "lease", 3, 0)) // who waits for a lease asks again
+	r.looks(t, 21, locked("a", "row", 2, 0), locked("b", "lease", 3, 4))
+	r.looks(t, 30, locked("b", "lease", 3, 0))
+	r.looks(t, 31, locked("b", "lease", 3, 0))
+	r.note(Event{What: Failed, Time: after(40), Text: "gone"})
+	r.forget()
+	dbtest.OK(t, r.write())
+	r.note(Event{What: Looked, Time: after(50)})
+	r.looks(t, 50, locked("b", "lease", 5, 0))
+	r.looks(t, 115, locked("b", "lease", 5, 0))
+	r.note(Event{What: Ended, Time: after(120)})
+	dbtest.OK(t, r.write())
+	for seconds, want := range map[float64]string{
+		-1: "not known", 0: "", 9: "", 10: "a p1 holds, b p3 holds, a p2 waits, b p4 waits", 19: "a p1 holds, b p3 holds, a p2 waits, b p4 waits",
+		20.5: "a p2 holds, b p3 holds, b p4 waits", 29: "a p2 holds, b p3 holds, b p4 waits", 30.5: "b p3 holds", 39: "b p3 holds",
+		45: "not known", 50: "b p5 holds", 114: "b p5 holds", 119: "b p5 holds", 121: "not known", 10_000: "not known",
+	} {
+		dbtest.Equal(t, fmt.Sprintf("after %v s it is %%q", seconds), was(t, path, seconds), want)
+	}
+	dbtest.Equal(t, "of one key it is %q", was(t, path, 15, "a"), "a p1 holds, a p2 waits")
+	m, err := At(path, after(15), time.Minute, "another", "a")
+	dbtest.OK(t, err)
+	if len(m.Holders) > 0 || slices.ContainsFunc(m.Around, func(e Event) bool { return e.Key != "" }) {
+		t.Errorf("of another namespace it tells %+v", m)
+	}
+}
+
+// TestSlots: who waits for a slot waits for one at a time, and counts once.
+func TestSlots(t *testing.T) {
+	r, path := recorder(t, 1<<20)
+	r.last = after(0)
+	r.note(Event{What: Began})
+	slot := func(n int, waiter uint64) inspect.Lock {
+		l := locked("k", "lease", uint64(n+1), waiter)
+		l.Name, l.Slot, l.Slotted = fmt.Sprint("k", n), n, true
+		return l
+	}
+	r.looks(t, 1, slot(0, 9), slot(1, 0))
+	r.looks(t, 2, slot(0, 0), slot(1, 9))
+	for _, seconds := range []float64{1, 2} {
+		dbtest.Equal(t, fmt.Sprintf("after %v s it is %%q", seconds), was(t, path, seconds), "k p1 holds, k p2 holds, k p9 waits")
+	}
+}
+
+// TestAWaiterThatAsksAgainElsewhere: who asks again on another connection is no second waiter; who waits beside
+// another one is.
+func TestAWaiterThatAsksAgainElsewhere(t *testing.T) {
+	for _, strategy := range []string{"lease", "advisory", "row"} {
+		r, path := recorder(t, 1<<20)
+		r.last = after(0)
+		r.note(Event{What: Began})
+		by := func(waiters ...uint64) inspect.Lock {
+			l := locked("k", strategy, 1, 0)
+			for _, w := range waiters {
+				waiter := locked("k", strategy, 1, w).Waiters.List[0]
+				waiter.Program = "p"
+				l.Waiters.List = append(l.Waiters.List, waiter)
+			}
+			return l
+		}
+		for seconds, look := range []struct {
+			by   []uint64
+			want string
+		}{
+			{[]uint64{8}, "k p1 holds, k p waits"},
+			{[]uint64{9}, "k p1 holds, k p waits"},
+			{[]uint64{9, 10}, "k p1 holds, k p waits, k p waits"},
+		} {
+			r.looks(t, float64(seconds), by(look.by...))
+			dbtest.Equal(t, strategy+": it is %q", was(t, path, float64(seconds)), look.want) // before the next look tells more
+		}
+	}
+}
+
+// TestBoundedFile: the two files are never larger than they may be, but for one look; what is still held after a
+// file was replaced is told.
+func TestBoundedFile(t *testing.T) {
+	const most = 1 << 16
+	r, path := recorder(t, most)
+	r.last = after(0)
+	r.note(Event{What: Began, Text: "not seen: something"})
+	seconds := 0.0
+	for n := range uint64(2000) {
+		seconds++
+		r.looks(t, seconds, locked("long", "row", 1, 0), locked("short", "row", 10+n, 0))
+		size := int64(0)
+		for _, name := range []string{path, older(path)} {
+			if info, err := os.Stat(name); err == nil {
+				size += info.Size()
+			}
+		}
+		if size > most+4096 {
+			t.Fatalf("after %d looks the files have %d bytes, of at most %d", n, size, most)
+		}
+	}
+	dbtest.Equal(t, "in the end it is %q", was(t, path, seconds), "long p1 holds, short p2009 holds")
+	dbtest.Equal(t, "at the beginning it is %q", was(t, path, 1), "not known")
+	dbtest.OK(t, os.Truncate(path, r.file.size-10)) // as by a full disk
+	if got := was(t, path, seconds-1); !strings.HasPrefix(got, "long p1 holds, short p2008") {
+		t.Errorf("of a line that was cut off: %q", got)
+	}
+	if _, err := New(nil, path, time.Second, 1000); err == nil {
+		t.Error("a record may have 1000 bytes")
+	}
+}
+
+// TestCrashedRecorder: from its last event until another one begins nothing is known.
+func TestCrashedRecorder(t *testing.T) {
+	r, path := recorder(t, 1<<20)
+	r.last = after(0)
+	r.note(Event{What: Began})
+	r.looks(t, 1, locked("a", "row", 1, 0))
+	r, err := New(nil, path, time.Second, 1<<20)
+	dbtest.OK(t, err)
+	defer r.file.close()
+	r.last = after(100)
+	r.note(Event{What: Began})
+	r.looks(t, 100, locked("a", "row", 2, 0))
+	for seconds, want := range map[float64]string{50: "not known", 100: "a p2 holds"} {
+		dbtest.Equal(t, fmt.Sprintf("after %v s it is %%q", seconds), was(t, path, seconds), want)
+	}
+}

@@ -1,0 +1,176 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Check has a guard for each lease. A guard locks the row until the transaction ends, so that no
+// other caller can be granted the lease before that. It waits for a locked row, but for no
+// longer than the lease lasts.
+//
+// The holder cannot look at its own clock between a guard and COMMIT. The server's clock after the
+// wait for the row, the owner and the token say whether anybody else can have been
+// granted the key.
+//
+// A lease that ends with the transaction is released by it, too, unless another caller of the
+// process waits for the lease: Release hands it over.
+func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
+	leases := leasesOf(held)
+	left, err := timeLeft(leases)
+	if err != nil {
+		return check, err
+	}
+	var of, released []*Lease // of: whose each statement is
+	for _, s := range leases {
+		release := how.Ends && s.endsWithCommit()
+		texts := l.guard(s, release, left)
+		check.Before = append(check.Before, texts...)
+		of = append(of, slices.Repeat([]*Lease{s}, len(texts))...)
+		if release {
+			released = append(released, s)
+			s.commits(strategy.Unknown)
+		}
+	}
+	check.Failed = func(_ context.Context, at int, err error) error { return of[at].refused(err) }
+	check.Again = func(at int, err error) bool { return of[at].waitsOn(err) }
+	check.Ended = func(o strategy.Outcome) {
+		for _, s := range released {
+			s.commits(o)
+		}
+	}
+	return check, nil
+}
+
+// leasesOf returns the leases of grants, in the order of their keys, each once.
+func leasesOf(held []strategy.Grant) (leases []*Lease) {
+	for _, h := range held {
+		switch h := h.(type) {
+		case *Lease:
+			leases = append(leases, h)
+		case *Slot:
+			leases = append(leases, h.Lease)
+		}
+	}
+	sortByKey(leases)
+	return slices.Compact(leases)
+}
+
+// timeLeft is how long the first of leases to run out still lasts for its holder.
+func timeLeft(leases []*Lease) (left time.Duration, err error) {
+	left = time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
+	for _, s := range leases {
+		if err := s.Err(); err != nil {
+			return 0, terms.Failure("commit", s.key, err)
+		}
+		left = min(left, s.left())
+	}
+	return max(left, time.Millisecond), nil
+}
+
+// endsWithCommit reports whether the COMMIT of the transaction with which the lease ends may release it. vtgate commits
+// on one shard after the other, so there the lease could be free before the data is written. With statement-based logs the
+// transaction may be one that cannot write.
+func (s *Lease) endsWithCommit() bool {
+	info := s.l.cfg.Info
+	if s.mayBeHandedOver() && s.ticket.HasNext(s.l) {
+		return false
+	}
+	return s.minHold == 0 && !info.Tablets && !info.StatementLog
+}
+
+// commits notes how the COMMIT that releases the lease has ended; Unknown, too, while it is under way.
+func (s *Lease) commits(o strategy.Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.given = o == strategy.Committed || o == strategy.OnlyCommitted
+	s.maybe = o == strategy.Unknown
+}
+
+// guard is what has to come before COMMIT for one lease. The server ends the wait for the row after
+// bound.
+func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
+	lasts := schema.Lasts("r.")
+	if l.cfg.Info.Topology != "" { // only a write is seen by all nodes
+		set := touch
+		if release {
+			set = l.leave()
+		}
+		write := l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, lasts, set, "")
+		return []string{l.bounded(write, bound), l.cfg.Info.Guard("ROW_COUNT() > 0")}
+	}
+	lock := l.cfg.Info.Share
+	if release || lock == "" {
+		lock = " FOR UPDATE"
+	}
+	texts := []string{l.guardSQL(s, lasts, lock, bound)}
+	if release {
+		texts = append(texts, l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s AND token = %d AND owner = %s",
+			l.cfg.Table, schema.Released, l.row("", s.key), s.token, schema.Literal(l.owner)), bound))
+	}
+	return texts
+}
+
+// guardSQL locks the row, whatever is in it, and fails if the lease is not held, or has no row. LIMIT is in place
+// of sql_select_limit. With subquery_to_derived MySQL would evaluate the subquery that stops it in any case: it
+// makes a table of one in a SELECT that has a table.
+func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) string {
+	held := fmt.Sprintf("MAX(r.token = %d AND r.owner = %s AND %s)", s.token, schema.Literal(l.owner), lasts)
+	hint, tail := "", ""
+	if !l.cfg.Info.Settings {
+		hint, tail = l.cfg.Info.Within(bound)
+	}
+	if l.cfg.Info.Hints {
+		hint = strings.Replace(hint, " */", " SET_VAR(optimizer_switch='subquery_to_derived=off') */", 1)
+	}
+	return l.bounded(fmt.Sprintf("SELECT %s%s FROM %s r WHERE %s LIMIT 1%s%s",
+		hint, l.cfg.Info.Require(held), l.cfg.Table, l.row("r.", s.key), lock, tail), bound)
+}
+
+// bounded has MariaDB end a statement after bound, as a hint has MySQL end a guard, and
+// lets it see rows that have changed since the transaction's snapshot, as that of
+// a renewed lease has. The application's innodb_lock_wait_timeout may be shorter.
+func (l *Locker) bounded(text string, bound time.Duration) string {
+	if !l.cfg.Info.Settings {
+		return text
+	}
+	settings := fmt.Sprintf("max_statement_time = %.3f, innodb_lock_wait_timeout = %d",
+		math.Ceil(bound.Seconds()*1000)/1000, int64(bound/time.Second)+1)
+	if l.cfg.Info.SnapshotIsolation {
+		settings += ", innodb_snapshot_isolation = OFF"
+	}
+	return "SET STATEMENT " + settings + " FOR " + text
+}
+
+// waitsOn reports whether MySQL has only ended a guard by the application's innodb_lock_wait_timeout, while the lease lasts.
+func (s *Lease) waitsOn(err error) bool {
+	info := s.l.cfg.Info
+	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && s.Err() == nil
+}
+
+// refused explains the error of a statement before COMMIT.
+func (s *Lease) refused(err error) error {
+	switch {
+	case server.Stopped(err):
+		why := s.whyNotOurs()
+		s.lose(why)
+		err = s.Err() // which the holder's context tells, too
+		if !errors.Is(err, lockerr.ErrLost) {
+			err = lockerr.With(lockerr.ErrLost, why)
+		}
+	case server.Interrupted(err), server.Locked(err):
+		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
+	}
+	return terms.Failure("commit", s.key, err)
+}

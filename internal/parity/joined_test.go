@@ -1,0 +1,477 @@
+//go:build unix
+
+package parity
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/lockctx"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// joined opens a handle that puts arguments into texts, through a tap.
+func joined(s *stock.Shop, c mysqllock.Config) (*sql.DB, *dbtest.Tap) {
+	s.T.Helper()
+	tap, cfg := new(dbtest.Tap), s.Config()
+	cfg.InterpolateParams = true
+	tap.On(cfg)
+	return s.OpenDB(mysqllock.NewConnector(cfg, c)), tap
+}
+
+// sellByKey reads the stock of a product under a lock, and writes one less.
+func sellByKey(ctx context.Context, db *sql.DB, write string) (sql.Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = lockctx.With(ctx, "k")
+	n, err := stock.Read(ctx, db, 1)
+	if err != nil {
+		return nil, err
+	}
+	return db.ExecContext(ctx, write, n-1, 1)
+}
+
+const setStock = "UPDATE p SET stock = ? WHERE id = ?"
+
+// TestAWriteGoesOutWithItsCOMMIT: where it is the last of its unit, and a text that others may follow; what does not
+// join goes out before COMMIT, as ever.
+func TestAWriteGoesOutWithItsCOMMIT(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		under := func(text string, args ...any) func() error {
+			return func() error {
+				_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text, args...)
+				return err
+			}
+		}
+		decide := func(write string) func() error {
+			return func() error { return dbtest.Err(sellByKey(dbtest.Limited(t), db, write)) }
+		}
+		for range 5 { // what is sent once, and statements that are prepared
+			dbtest.OK(t, decide(setStock)())
+			dbtest.OK(t, under("UPDATE p SET stock = stock + 1 WHERE id = 1")())
+		}
+		for _, c := range []struct {
+			what  string
+			costs int
+			do    func() error
+		}{
+			{"read, decide, write", 2, decide(setStock)},
+			{"the same by a text with a comment", 3, decide("UPDATE p SET stock = ? /* */ WHERE id = ?")},
+			{"a write", 2, under("UPDATE `p` SET stock = stock + ? WHERE id = ?", 1, 1)},
+			{"a write without arguments", 2, under("UPDATE p SET stock = stock - 1 WHERE id = 1")},
+			{"one with a call", 3, under("UPDATE p SET stock = ABS(stock) WHERE id = 1")},
+			{"one with a semicolon in an argument", 5, under("UPDATE p SET stock = stock + 1 WHERE id = ? AND ? <> ?", 1, "a;b", "c")}, // it is prepared, and closed
+			{"REPLACE", 3, under("REPLACE INTO p VALUES (98, 1)")},
+		} {
+			tap.Costs(t, c.what, c.costs, c.do)
+		}
+		texts := tap.Texts()
+		dbtest.OK(t, decide(setStock)())
+		all := strings.Join(texts(), "\n")
+		if !strings.Contains(all, " */ UPDATE p SET stock = ") || !strings.Contains(all, "; COMMIT; SELECT 1") {
+			t.Errorf("it sends\n%s", all)
+		}
+	})
+}
+
+// TestAJoinedWriteSaysWhatItsStatementDoes: rows, errors, and what becomes of the unit, are those of the statement alone.
+func TestAJoinedWriteSaysWhatItsStatementDoes(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, _ := joined(s, mysqllock.Config{})
+		under := func(text string, args ...any) (int64, error) {
+			t.Helper()
+			res, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text, args...)
+			if err != nil {
+				return 0, err
+			}
+			if id, err := res.LastInsertId(); id != 0 || err != nil {
+				t.Errorf("%s: an id: %d, %v", text, id, err)
+			}
+			n, err := res.RowsAffected()
+			dbtest.OK(t, err)
+			return n, nil
+		}
+		rows := func(want int64, text string, args ...any) {
+			t.Helper()
+			if n, err := under(text, args...); n != want || err != nil {
+				t.Errorf("%s: %d rows, %v", text, n, err)
+			}
+		}
+		rows(4, "UPDATE p SET stock = stock + 1")
+		rows(0, "UPDATE p SET stock = stock")
+		rows(0, "DELETE FROM p WHERE id = 77")
+		rows(2, "UPDATE p SET stock = stock + ? WHERE id < ?", 1, 3)
+		s.WantStock(1, 12)
+		rows(0, "SELECT stock FROM p")
+		rows(1, "UPDATE p SET stock = stock -? WHERE id = 1", -1)
+		for text, number := range map[string]uint16{
+			"UPDATE p SET id = 2 WHERE id = 1": 1062, "UPDATE p SET nothing = 1": 1054, "UPDATE p SET stock = 1 WHERE": 1064,
+			"UPDATE p SET stock = stock + 9223372036854775807 WHERE id = 1": 1690,
+		} {
+			var said *mysql.MySQLError
+			if _, err := under(text); !errors.As(err, &said) || said.Number != number {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+		if s.Locked("k") {
+			t.Error("the key is locked")
+		}
+
+		// A write that changes nothing, after a read, leaves the unit open, with the lock.
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		ctx = lockctx.With(ctx, "k")
+		n := stock.MustRead(t, ctx, db, 1)
+		res, err := db.ExecContext(ctx, setStock, n, 1)
+		dbtest.OK(t, err)
+		if changed, err := res.RowsAffected(); changed != 0 || err != nil {
+			t.Errorf("nothing changed: %d, %v", changed, err)
+		}
+		if !s.Locked("k") {
+			t.Error("a write that changes nothing has given the lock back")
+		}
+		dbtest.ExecIn(t, ctx, db, setStock, n-1, 1)
+		if s.WantStock(1, n-1); s.Locked("k") {
+			t.Error("a write that changes something has not given the lock back")
+		}
+
+		// An error of a trigger is that of the write, also one that the driver uses itself.
+		dbtest.Exec(t, s.Plain, "CREATE TRIGGER refuses BEFORE UPDATE ON p FOR EACH ROW SET @x = EXP(720 + NEW.id)")
+		for range 2 {
+			if _, err := sellByKey(dbtest.Limited(t), db, setStock); err == nil || !strings.Contains(err.Error(), "out of range") {
+				t.Errorf("a trigger that fails: %v", err)
+			}
+		}
+		s.WantStock(1, n-1)
+	})
+}
+
+// TestJoinedWritesCountAsThePlainDriverDoes: with clientFoundRows, too.
+func TestJoinedWritesCountAsThePlainDriverDoes(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for _, found := range []string{"false", "true"} {
+			params := []string{"interpolateParams=true", "clientFoundRows=" + found}
+			ours, plain := s.Open("mysqllock", params...), s.Open("mysql", params...)
+			for _, text := range []string{
+				"UPDATE p SET stock = stock + 1", "UPDATE p SET stock = stock", "UPDATE p SET stock = 1 WHERE id = 99", "UPDATE p SET stock = 11 WHERE id < 3",
+				"DELETE FROM p WHERE id = 99", "DELETE FROM p WHERE id = 4",
+			} {
+				var got [2]int64
+				for i, db := range []*sql.DB{ours, plain} {
+					dbtest.Exec(t, s.Plain, "REPLACE INTO p VALUES (1, 10), (2, 11), (3, 12), (4, 13)")
+					res, err := db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), text)
+					dbtest.OK(t, err)
+					got[i], err = res.RowsAffected()
+					dbtest.OK(t, err)
+				}
+				if got[0] != got[1] {
+					t.Errorf("clientFoundRows=%s, %s: %d rows, and %d on the plain driver", found, text, got[0], got[1])
+				}
+			}
+		}
+	})
+}
+
+// TestJoinedWritesOfManyCallers: no sale is lost, in one process and in two.
+func TestJoinedWritesOfManyCallers(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		one, _ := joined(s, mysqllock.Config{})
+		other, _ := joined(s, mysqllock.Config{})
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000 WHERE id = 1")
+		const callers, times = 12, 10
+		var all sync.WaitGroup
+		for i := range callers {
+			db := one
+			if i%3 == 0 {
+				db = other
+			}
+			all.Go(func() {
+				for range times {
+					if _, err := sellByKey(dbtest.Limited(t), db, setStock); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		s.WantStock(1, 1000-callers*times)
+	})
+}
+
+// TestAJoinedWriteDisturbed: its caller is told what became of it; a lost answer is not taken for either.
+func TestAJoinedWriteDisturbed(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for name, test := range dbtest.DisturbedCommits() {
+			d := &disturbing{with: test.Disturbed}
+			cfg := s.Config()
+			db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
+				return joining{base, d}, nil
+			}}))
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			_, err := sellOnce(dbtest.Limited(t), db)
+			dbtest.OK(t, err)
+			d.armed.Store(true)
+			_, err = sellOnce(dbtest.Limited(t), db)
+			if d.armed.Load() {
+				t.Fatalf("%s: nothing was disturbed", name)
+			}
+			// Before the COMMIT the error is that of the write.
+			if interrupted := strings.HasPrefix(name, "killed after"); interrupted {
+				if err == nil {
+					t.Errorf("%s: no error", name) // the text as a whole was said to have failed
+				}
+			} else if (err == nil) != test.Done {
+				t.Errorf("%s: %v", name, err)
+			}
+			if number := (*mysql.MySQLError)(nil); test.Unknown && !strings.HasPrefix(name, "killed after") && (errors.As(err, &number) || !errors.Is(err, mysqllock.ErrLost)) {
+				t.Errorf("%s: %v is taken for a refusal", name, err)
+			}
+			want := 9
+			if test.Committed {
+				want = 8
+			}
+			s.WantStock(1, want)
+			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+			dbtest.OK(t, db.Close())
+		}
+	})
+}
+
+// sellOnce is sellByKey by texts without arguments.
+func sellOnce(ctx context.Context, db *sql.DB) (sql.Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = lockctx.With(ctx, "k")
+	n, err := stock.Read(ctx, db, 1)
+	if err != nil {
+		return nil, err
+	}
+	return db.ExecContext(ctx, fmt.Sprintf("UPDATE p SET stock = %d WHERE id = 1", n-1))
+}
+
+// disturbing has something happen to the next write that goes out with its COMMIT.
+type disturbing struct {
+	with  dbtest.Disturbed
+	armed atomic.Bool
+}
+
+// joining is a connector on whose connections that happens.
+type joining struct {
+	driver.Connector
+	by *disturbing
+}
+
+func (j joining) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := j.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := j.by.with
+	own.Conn = conn
+	own.At = func(text string) bool {
+		return strings.Contains(text, " */ UPDATE p ") && j.by.armed.CompareAndSwap(true, false)
+	}
+	return &own, nil
+}
+
+// TestAJoinedWriteStoppedAnywhere: it is killed, its connection is, or that is cut, in front of each statement of the text.
+func TestAJoinedWriteStoppedAnywhere(t *testing.T) {
+	const (
+		waits = "SELECT SLEEP(60) /* here */ FROM (SELECT 1 UNION SELECT 2) t" // killed, it fails
+		here  = " FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND INFO LIKE '%/* here */%' AND DB = ? AND ID <> CONNECTION_ID()"
+	)
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		for at, where := range []string{"the write", "the count", "COMMIT", "SELECT 1"} {
+			for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
+				name, tap, cfg := how+" in front of "+where, new(dbtest.Tap), s.Config()
+				tap.On(cfg)
+				d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
+					texts := strings.SplitN(packet, "; ", 4)
+					texts = append(texts[:at:at], append([]string{waits}, texts[at:]...)...)
+					if at < 2 { // the rows of the statement that waits are not to be taken for the count
+						texts[at] = "SET @waited = (" + waits + ")"
+					}
+					return strings.Join(texts, "; ")
+				}}}
+				db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
+					return joining{base, d}, nil
+				}}))
+				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+				_, err := sellOnce(dbtest.Limited(t), db)
+				dbtest.OK(t, err)
+				stopped := dbtest.Go(func() error {
+					var id int
+					dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
+					if how == "cut" {
+						tap.Break()
+						return nil
+					}
+					for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil {
+						if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
+							return err
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+					return nil
+				})
+				d.armed.Store(true)
+				_, err = sellOnce(dbtest.Limited(t), db)
+				dbtest.OK(t, <-stopped)
+				sold := 9 - s.Stock(1)
+				switch {
+				case sold == 1 && at < 3, sold == 0 && at == 3:
+					t.Errorf("%s: %d sold, %v", name, sold, err)
+				case err == nil && sold == 0:
+					t.Errorf("%s: nothing is sold, and there is no error", name)
+				case err != nil && sold == 1 && !errors.Is(err, mysqllock.ErrLost):
+					t.Errorf("%s: it is sold: %v", name, err)
+				}
+				dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+				_ = db.Close()
+			}
+		}
+	})
+}
+
+// TestAJoinedWriteGivenUp: a caller whose context ends while the write waits for a row of the application gets its error soon,
+// nothing is written, and the key is free.
+func TestAJoinedWriteGivenUp(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, _ := joined(s, mysqllock.Config{})
+		for range 2 {
+			dbtest.OK(t, dbtest.Err(sellByKey(dbtest.Limited(t), db, setStock)))
+		}
+		blocker := dbtest.Begin(t, t.Context(), s.Plain)
+		dbtest.Exec(t, blocker, "SELECT stock FROM p WHERE id = 1 FOR UPDATE")
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := sellByKey(ctx, db, setStock)
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 10*time.Second {
+			t.Errorf("after %v: %v", took, err)
+		}
+		dbtest.OK(t, blocker.Rollback())
+		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+		s.WantStock(1, 8)
+		dbtest.OK(t, dbtest.Err(sellByKey(dbtest.Limited(t), db, setStock)))
+		s.WantStock(1, 7)
+	})
+}
+
+// TestAReadGoesOutWithItsLock: it shows what it would by itself, and nothing of a time at which the key was not locked.
+func TestAReadGoesOutWithItsLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		under := func(opts ...lockctx.Option) (ctx context.Context, cancel context.CancelFunc) {
+			ctx, cancel = context.WithCancel(dbtest.Limited(t))
+			return lockctx.With(ctx, "k", opts...), cancel
+		}
+		read := func(ctx context.Context) int { t.Helper(); return stock.MustRead(t, ctx, db, 1) }
+		for range 4 {
+			ctx, cancel := under()
+			read(ctx)
+			cancel()
+			dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+		}
+
+		// An error is that of the query, and the lock stays, as if it had come later.
+		ctx, cancel := under()
+		var said *mysql.MySQLError
+		if err := db.QueryRowContext(ctx, "SELECT nothing FROM p WHERE id = 1").Scan(new(int)); !errors.As(err, &said) || said.Number != 1054 {
+			t.Errorf("a query that fails: %v", err)
+		}
+		if !s.Locked("k") {
+			t.Error("a query that fails has given the lock back")
+		}
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 9 WHERE id = 1")
+		dbtest.Equal(t, "then it reads %d", read(ctx), 9)
+		cancel()
+		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+
+		// While somebody else has the key, by a row lock or a lease, nothing is read.
+		other := s.Handle()
+		for name, opts := range map[string][]lockctx.Option{"row": nil, "lease": {lockctx.Lease(time.Minute)}} {
+			hold := stock.Acquire(t, other, "k", opts...)
+			ctx, cancel := under(lockctx.Wait(dbtest.Patience))
+			saw := make(chan int, 1)
+			go func() {
+				n, err := stock.Read(ctx, db, 1)
+				if err != nil {
+					t.Error(name, err)
+				}
+				saw <- n
+			}()
+			texts := tap.Texts()
+			time.Sleep(200 * time.Millisecond)
+			want := s.Stock(1) + 100
+			dbtest.ExecIn(t, hold.Context(), other, "UPDATE p SET stock = stock + 100 WHERE id = 1")
+			dbtest.OK(t, hold.Release())
+			if got := <-saw; got != want {
+				t.Errorf("%s: it has read %d, want %d\n%s", name, got, want, strings.Join(texts(), "\n"))
+			}
+			cancel()
+			dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+		}
+
+		// The query has the time that its caller has, not that of an answer of the lock.
+		blocker, err := s.Plain.Conn(t.Context())
+		dbtest.OK(t, err)
+		defer blocker.Close()
+		dbtest.ExecIn(t, t.Context(), blocker, "LOCK TABLES p WRITE")
+		ctx, cancel = under()
+		slow := dbtest.Go(func() error { return dbtest.Err(stock.Read(ctx, db, 1)) })
+		time.Sleep(pool.AnswerTime + time.Second)
+		dbtest.ExecIn(t, t.Context(), blocker, "UNLOCK TABLES")
+		dbtest.OK(t, <-slow)
+		cancel()
+		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+
+		// Of several keys no query goes out with the first.
+		ctx, cancel = context.WithCancel(dbtest.Limited(t))
+		texts := tap.Texts()
+		n, err := stock.Read(lockctx.With(lockctx.WithKeys(ctx, []string{"a", "b"}), "k", lockctx.Slots(2)), db, 1)
+		dbtest.OK(t, err)
+		dbtest.Equal(t, "under several keys it reads %d", n, s.Stock(1))
+		for _, text := range texts() {
+			if strings.Contains(text, "NOWAIT; SELECT stock") {
+				t.Errorf("it sends %s", text)
+			}
+		}
+		cancel()
+
+		// More rows than are read ahead are all there, in order.
+		dbtest.Exec(t, s.Plain, "CREATE TABLE wide (id INT PRIMARY KEY, filler MEDIUMTEXT NOT NULL) ENGINE=InnoDB")
+		for id := range 6 {
+			dbtest.Exec(t, s.Plain, "INSERT INTO wide VALUES (?, ?)", id, strings.Repeat(fmt.Sprint(id), 1<<20))
+		}
+		ctx, cancel = under()
+		defer cancel()
+		rows, err := db.QueryContext(ctx, "SELECT id, filler FROM wide WHERE id < 100 ORDER BY id")
+		dbtest.OK(t, err)
+		defer rows.Close()
+		next := 0
+		for ; rows.Next(); next++ {
+			var id int
+			var filler string
+			if dbtest.OK(t, rows.Scan(&id, &filler)); id != next || filler != strings.Repeat(fmt.Sprint(id), 1<<20) {
+				t.Fatalf("row %d is %d, with %d bytes", next, id, len(filler))
+			}
+		}
+		dbtest.OK(t, rows.Err())
+		dbtest.Equal(t, "there are %d rows", next, 6)
+	})
+}

@@ -1,0 +1,4 @@
+package server
+
+// TakesPacketsBy is [Flavour.TakesPackets] with another guard.
+var TakesPacketsBy = takesPackets

@@ -1,0 +1,234 @@
+package unit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// epilogue is what goes out with the COMMIT of a unit: in front of it what makes sure that all is still held, and behind
+// it what gives back what ends with the transaction.
+type epilogue struct {
+	parts         []part
+	before, after []string
+}
+
+// part is that of one strategy.
+type part struct {
+	strategy.Check
+	grantGroup
+	at int // in before, of the first of its statements
+}
+
+// epilogue returns what goes out with the unit's COMMIT; nil for nothing. READ ONLY there is nothing that could be written.
+func (u *unit) epilogue() (*epilogue, error) {
+	if u.opts.ReadOnly {
+		return nil, nil
+	}
+	grants, e := u.checked(), new(epilogue)
+	if u.wrote && u.raises {
+		e.add(u.raiseVersions(), grantGroup{seen: u.seen})
+	}
+	for _, g := range grants {
+		if errors.Is(g.Err(), lockerr.ErrClosed) { // what was lost the server says
+			return nil, g.overError("commit")
+		}
+	}
+	how := strategy.Commit{Wrote: u.wrote, Ends: u.endsGrants()}
+	for _, group := range byStrategy(grants) {
+		how := how
+		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants, g) })
+		check, err := group.by.Check(group.context(context.Background()), u.link, group.held, how)
+		if err != nil {
+			e.ended(strategy.Failed)
+			return nil, group.naming(err)
+		}
+		e.add(check, group)
+	}
+	if len(e.parts) == 0 {
+		return nil, nil
+	}
+	return e, nil
+}
+
+// add adds a part.
+func (e *epilogue) add(check strategy.Check, of grantGroup) {
+	if len(check.Before)+len(check.After) == 0 && check.Ended == nil && check.Unsure == nil {
+		return
+	}
+	e.parts = append(e.parts, part{check, of, len(e.before)})
+	e.before, e.after = append(e.before, check.Before...), append(e.after, check.After...)
+}
+
+// checked returns the grants that a commit checks.
+func (u *unit) checked() (grants []*grant) {
+	for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
+		switch {
+		case g.version() == 0:
+			grants = append(grants, g)
+		case u.wrote && slices.Contains(u.ctxState.grants, g):
+			u.compared = append(u.compared, g)
+			grants = append(grants, g)
+		}
+	}
+	if sabotage.NoFence.Load() {
+		grants = slices.DeleteFunc(grants, func(g *grant) bool { return g.Traits.Excludes })
+	}
+	return grants
+}
+
+// raiseVersions is what makes the versions new of the rows that are locked and that others
+// compare.
+func (u *unit) raiseVersions() (c strategy.Check) {
+	var rows []string
+	for name, r := range u.rows {
+		if r.raises() {
+			rows = append(rows, name)
+		}
+	}
+	if len(rows) > 0 {
+		slices.Sort(rows)
+		c.Before = []string{u.l.Raise(rows)}
+		c.Failed = func(_ context.Context, _ int, err error) error {
+			return fmt.Errorf("raising the versions of keys: %w", err)
+		}
+	}
+	return c
+}
+
+// send commits, with all that goes out with it. refused is an error after which nothing is committed for sure.
+func (e *epilogue) send(u *unit) (refused bool, err error) {
+	ctx := e.context()
+	answered, sent, err := u.txn.CommitWith(ctx, u.limit, e.before, e.after)
+	for err != nil && answered < len(e.before) && e.again(answered, err) {
+		var more int
+		more, sent, err = u.txn.CommitWith(ctx, u.limit, e.before[answered:], e.after)
+		answered += more
+	}
+	at := len(e.before)
+	switch {
+	case err == nil:
+		e.ended(strategy.Committed)
+		return false, nil
+	case answered > at:
+		e.ended(strategy.OnlyCommitted)
+		if !u.link.Valid() {
+			u.breakLink()
+		}
+		return false, nil
+	case !sent && server.Number(err) == 0:
+		refused = true
+	default:
+		var unknown bool
+		if unknown, err = server.Uncommitted(ctx, u.link.Conn, err); unknown {
+			e.ended(strategy.Unknown)
+			return false, err
+		}
+		refused = true
+	}
+	e.ended(strategy.Failed)
+	if answered < at {
+		p, of := e.part(answered)
+		err = p.naming(p.Failed(p.context(ctx), of, err))
+	}
+	return refused, err
+}
+
+// part returns the part that the statement at has come from, and which of its statements that is.
+func (e *epilogue) part(at int) (p part, of int) {
+	for _, p := range slices.Backward(e.parts) {
+		if p.at <= at && len(p.Before) > 0 {
+			return p, at - p.at
+		}
+	}
+	return part{}, 0
+}
+
+// again reports whether the statement at, which has failed with err, is to be sent again, with those behind it.
+func (e *epilogue) again(at int, err error) bool {
+	p, of := e.part(at)
+	return p.Again != nil && p.Again(of, err)
+}
+
+// ended tells all parts how the COMMIT has ended.
+func (e *epilogue) ended(o strategy.Outcome) {
+	for _, p := range e.parts {
+		if p.Ended != nil {
+			p.Ended(o)
+		}
+	}
+}
+
+// awaitEnd returns when the server has done with a COMMIT whose answer was lost, so
+// that the grants can be given back.
+func (e *epilogue) awaitEnd() {
+	ctx, cancel := server.Within(context.Background(), commitLimit)
+	defer cancel()
+	for _, p := range e.parts {
+		if p.Unsure != nil {
+			p.Unsure(p.context(ctx))
+		}
+	}
+}
+
+// context is that of the statements.
+func (e *epilogue) context() context.Context {
+	var seen []*handle.Observation
+	var resources []strategy.Resource
+	for _, p := range e.parts {
+		seen, resources = append(seen, p.seen...), append(resources, p.resources...)
+	}
+	return handle.Committing(resources, seen)
+}
+
+// grantGroup are the grants of one strategy: of other handles, too, and from before a
+// failover.
+type grantGroup struct {
+	by        strategy.Strategy
+	grants    []*grant
+	held      []strategy.Grant
+	resources []strategy.Resource
+	seen      []*handle.Observation
+}
+
+// context is that of statements which check the grants.
+func (g grantGroup) context(ctx context.Context) context.Context { return handle.Under(ctx, g.seen...) }
+
+// byStrategy groups grants by who has taken them. Those that keep others out come first.
+func byStrategy(grants []*grant) (groups []grantGroup) {
+	for _, excludes := range []bool{true, false} {
+		for _, g := range grants {
+			if g.Traits.Excludes != excludes {
+				continue
+			}
+			at := slices.IndexFunc(groups, func(group grantGroup) bool { return group.by == g.by })
+			if at < 0 {
+				at = len(groups)
+				groups = append(groups, grantGroup{by: g.by})
+			}
+			groups[at].grants = append(groups[at].grants, g)
+			groups[at].held = append(groups[at].held, g.held)
+			groups[at].resources = append(groups[at].resources, g.Resource)
+			if g.seen.Traced() {
+				groups[at].seen = append(groups[at].seen, g.seen)
+			}
+		}
+	}
+	return groups
+}
+
+// naming puts the caller's keys into an error.
+func (g grantGroup) naming(err error) error {
+	var e *lockerr.Error
+	if at := slices.IndexFunc(g.resources, func(p strategy.Resource) bool { return errors.As(err, &e) && e.Key == p.Row }); at >= 0 {
+		return strategy.Naming(err, g.resources[at:at+1])
+	}
+	return strategy.Naming(err, g.resources)
+}

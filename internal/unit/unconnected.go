@@ -1,0 +1,38 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"time"
+
+	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
+	"github.com/mysqllock/mysqllock/pool"
+)
+
+// Unconnected is err, with which no connection was opened for a call with ctx, which has begun at
+// start. If the call asks for a lock, the error says so, and an observer is told.
+func Unconnected(ctx context.Context, k *handle.Handle, start time.Time, err error) error {
+	h, ok := hint.From(ctx)
+	if !ok || h.Err != nil || h.LockContext == nil || errors.Is(err, driver.ErrBadConn) { // then database/sql tries again
+		return err
+	}
+	s := ctxStateOf(k, h.LockContext)
+	if !s.tryTake() { // a statement of the lock context is running, so it has the lock, or asks for it
+		return err
+	}
+	defer s.give()
+	p, planErr := s.plan(h)
+	if planErr != nil || len(p.missing) == 0 {
+		return err
+	}
+	if ctx.Err() != nil {
+		err = strategy.Silent(ctx)
+	}
+	err = k.SetupError(h, pool.ExplainFull(err))
+	p.start = start
+	p.refused(ctx, k, err)
+	return err
+}

@@ -1,0 +1,119 @@
+package unit
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+
+	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/sqltext"
+	"github.com/mysqllock/mysqllock/internal/statement"
+	"github.com/mysqllock/mysqllock/lockerr"
+)
+
+// use is what a connection remembers of its current use by database/sql: a statement over the pool, a
+// transaction, or all that comes over a sql.Conn until it is closed. The use is over when database/sql
+// calls Valid, as it puts the connection back, or Reset, before the next use. Beneath a wrapper of drivers that
+// hides both it ends with the connection.
+//
+// Statements under a lock run on connections of the driver's own, so within a use
+//
+//   - no lock is taken once a statement has left something on the connection (USE, variables, temporary
+//     tables, LOCK TABLES): the lock's connection lacks it;
+//   - nothing runs elsewhere than in a unit of work in which a statement has left something;
+//   - no statement asks for what the one before it has left (LAST_INSERT_ID and the like), if that ran
+//     on another connection.
+//
+// What an earlier use has left counts for none of this, as nobody can rely on which connection of the
+// pool he gets. But a transaction that it has left open does, as the caller may take what runs under the lock for
+// a part of it, and so do settings that a query beside its lock needs: see [Conn.outside] and [Conn.fit].
+type use struct {
+	ran      bool         // a statement has run in it
+	in       *unit        // that the last one has run in, on another connection; nil if it ran on this one
+	left     sqltext.Left // what statements have left on this connection
+	setsNext bool         // a statement has said what the next transaction on this connection is to be
+	away     sqltext.Left // what they have left on others
+	awayIn   *unit        // in which they have; nil for nothing
+	tied     bool         // left has something, or has had
+}
+
+// anew stands for a unit of work that is still to begin, on a session.
+var anew = new(unit)
+
+// note notes a statement that has run in a unit on another connection, or on this one if in is nil.
+func (s *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
+	s.ran, s.in = true, in
+	if !info.Taints && info.Kind != sqltext.Commits { // it leaves nothing, and takes nothing away
+		return
+	}
+	if in == nil {
+		s.left.Note(text, info, query, err)
+		s.tied = s.tied || info.Taints
+		return
+	}
+	s.away.Note(text, info, query, err)
+	if s.awayIn == nil && (s.away.String() != "" || s.away.UserVariables()) {
+		s.awayIn = in
+	}
+}
+
+// matters reports whether anything that is still to come in the use depends on what has been.
+func (s *use) matters() bool { return s.tied || s.in != nil || s.awayIn != nil }
+
+// newUse begins a new use of the connection.
+func (c *Conn) newUse() { c.use = use{} }
+
+// missed says what of left a statement would miss on another connection, for errors; "" for nothing. st
+// is nil for BEGIN.
+func missed(left *sqltext.Left, st *statement.Statement) string {
+	if by := left.String(); by != "" {
+		return "an earlier statement (" + by + ") has left something"
+	}
+	if st != nil && left.UserVariables() && st.Recalls() {
+		return "an earlier statement has set a user variable"
+	}
+	return ""
+}
+
+// misses returns why a statement must not run in the unit to, on another connection, or on this one if to
+// is nil, if so: an earlier statement of the use has left what it would miss there. st is nil for BEGIN, h
+// without a hint.
+func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit) error {
+	refuse := func(format string, args ...any) error {
+		err := lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(format, args...))
+		switch {
+		case to != nil && to != anew:
+			return to.error(op, err)
+		case h == nil:
+			return &lockerr.Error{Op: op, Err: err}
+		}
+		return c.k.Error(op, h, err)
+	}
+	if to != nil || h != nil && c.tx == nil {
+		left := missed(&c.use.left, st)
+		if left == "" && to == anew && c.use.setsNext && c.texts.next != 0 {
+			left = "an earlier statement (SET TRANSACTION) has left something"
+		}
+		if left != "" {
+			return refuse("%s on this connection, and what runs under a lock has a connection of its own; "+
+				"put session variables and the default database into the DSN, take back what was left, or ask for the lock over another connection", left)
+		}
+	}
+	if c.use.awayIn != nil && c.use.awayIn != to {
+		if left := missed(&c.use.away, st); left != "" {
+			return refuse("%s on the connection of the lock that it ran under, and this one runs on another; run both in one transaction, or in one mysqllock.Do", left)
+		}
+	}
+	if st != nil && c.use.ran && c.use.in != to && st.Recalls() {
+		return refuse("the statement asks for what the one before it has left (LAST_INSERT_ID and the like), and that ran on another connection; " +
+			"use its sql.Result, or run both in one transaction, or in one mysqllock.Do")
+	}
+	return nil
+}
+
+// runIn runs a statement that came over this connection in a unit of work.
+func (c *Conn) runIn(ctx context.Context, u *unit, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	r, res, err := u.run(ctx, st)
+	c.use.note(u, st.Text, st.Info, st.Query, err)
+	return r, res, err
+}
