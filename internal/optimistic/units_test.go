@@ -1159,7 +1159,7 @@ func TestStatementsOfAVersion(t *testing.T) {
 		// Row locks cost no statement more on keys that are kept optimistically.
 		costs("row, transaction", 3, nil, true, commit, k)
 		costs("row, transaction that reads", 3, nil, false, commit, k)
-		tap.Costs(t, "row, read and write", 4, func() error {
+		tap.Costs(t, "row, read and write", 3, func() error {
 			ctx := lockctx.With(dbtest.Limited(t), "k")
 			dbtest.OK(t, read(ctx, db))
 			_, err := db.ExecContext(ctx, add)

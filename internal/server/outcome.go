@@ -18,10 +18,8 @@ func Uncommitted(ctx context.Context, conn driver.Conn, err error) (unknown bool
 		switch {
 		case open:
 			return false, err
-		case Number(askErr) != 0: // a number would say that nothing was committed
-			return true, fmt.Errorf("the COMMIT was interrupted, and it is not known whether it was done by then: %s", askErr.Error())
-		case askErr != nil:
-			return true, askErr
+		case askErr != nil: // as a text: a number would say that nothing was committed
+			return true, fmt.Errorf("%w: %s", errAtCommit, askErr.Error())
 		}
 		return true, errAtCommit
 	case errors.Is(err, driver.ErrBadConn): // nothing was sent
@@ -43,4 +41,4 @@ func inTransaction(ctx context.Context, conn driver.Conn) (bool, error) {
 }
 
 // errAtCommit has no number of the server's: the outcome is unknown.
-var errAtCommit = errors.New("the statement that commits was interrupted; the transaction may be committed")
+var errAtCommit = errors.New("the statement that commits was interrupted")

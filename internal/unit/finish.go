@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -185,6 +186,9 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		}
 	} else {
 		u.breakLink()
+		if !refused && op == "commit" && !errors.Is(err, driver.ErrBadConn) {
+			err = fmt.Errorf("the transaction may be committed: %w", err)
+		}
 		if !refused && e != nil {
 			e.awaitEnd()
 		}

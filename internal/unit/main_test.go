@@ -6,10 +6,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(tempserver.Tests{M: m}) }
+func TestMain(m *testing.M) {
+	server.FixForm(server.Packet) // else it would depend on how busy the machine is
+	goleak.VerifyTestMain(tempserver.Tests{M: m})
+}
 
 // long has tests try each setting with each strategy, and search for longer.
 var long = dbtest.Long(false, true)

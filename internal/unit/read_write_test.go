@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -139,9 +140,9 @@ func TestStaleReadSendsNothing(t *testing.T) {
 	})
 }
 
-// TestUnchangedSendsNoCommit: the transaction of the read goes on, until its context
-// ends.
-func TestUnchangedSendsNoCommit(t *testing.T) {
+// TestUnchangedDoesNotCommit: the transaction of the read goes on, until its context ends, also if the write that changes nothing
+// has a COMMIT behind it.
+func TestUnchangedDoesNotCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		base, cancel := context.WithCancel(dbtest.Limited(t))
@@ -149,11 +150,12 @@ func TestUnchangedSendsNoCommit(t *testing.T) {
 		ctx := lockctx.With(base, "k")
 		stock.MustRead(t, ctx, db, 1)
 		seen := tap.Since()
-		dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = 10 WHERE id = 1")
+		const update = "UPDATE p SET stock = 10 WHERE id = 1"
+		dbtest.ExecIn(t, ctx, db, update)
 		tx := dbtest.Begin(t, ctx, db)
-		dbtest.Exec(t, tx, "UPDATE p SET stock = 10 WHERE id = 1")
+		dbtest.Exec(t, tx, update)
 		dbtest.OK(t, tx.Commit())
-		if log := seen(); len(log) != 2 || log[0].Text != log[1].Text || log[0].Conn != log[1].Conn {
+		if log := seen(); len(log) != 2 || !strings.Contains(log[0].Text, update+"\n; "+server.Counted+"; COMMIT") || log[1].Text != update || log[0].Conn != log[1].Conn {
 			t.Errorf("want the two UPDATEs, the server got %v", log)
 		}
 		dbtest.Is(t, "Rollback after Commit", tx.Rollback(), sql.ErrTxDone)
