@@ -20,8 +20,10 @@ var (
 
 	// ErrTimeout: the caller waited as long as it was ready to, for a key that somebody is
 	// known to have: the server has said so, or another caller of the process holds the key, or
-	// has been told so. It also matches ErrLocked, and ctx.Err() if the context ended the
-	// wait. Nothing was run and nothing is locked.
+	// has been told so. Or its turn would come too late: by how long the last holders had the
+	// key, for the callers of its process in front of it, which the error says. It also matches
+	// ErrLocked, and ctx.Err() if the context ended the wait. Nothing was run and nothing is
+	// locked.
 	ErrTimeout = errors.New("mysqllock: not granted within the wait")
 
 	// ErrExhausted: the caller got no connection, or none to ask on, because of a bound that

@@ -10,6 +10,10 @@
 // A slot that is released is kept for the caller that has been in front without a slot
 // for the longest time: see [Ticket.Free].
 //
+// A caller that cannot come to the front in its time is refused at once, so that it neither waits for nothing nor is granted
+// a lock that it cannot use. Of that the queue knows how long the last holders were in front: if even the quickest of these
+// had each place before it, it would be too late. One whose context ends in less than such a turn is passed over.
+//
 // A [Key] has 32 bytes, which are compared, of the 160 of a strategy.Resource: one type for both
 // would bring hints and strategies in here, to save the six lines of handle.QueueKeys.
 package queue
@@ -18,6 +22,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -59,13 +64,62 @@ type keyQueue struct {
 	otherSeen time.Time     // when another process was last seen to have the key
 	toldAt    time.Time     // when a ticket in front was last told that somebody has the key
 	news      chan struct{} // closed when somebody is known to have the key; nil if no waiter asks
+	turns     turns
 }
 
 type waiter struct {
-	ticket *Ticket
-	key    Key
-	from   any           // who can hand the lock over to it: see Enter; nil for nobody
-	front  chan struct{} // closed when it is
+	ticket  *Ticket
+	key     Key
+	from    any           // who can hand the lock over to it: see Enter; nil for nobody
+	ends    time.Time     // of its context; zero is not known
+	front   chan struct{} // closed when it is, or is refused
+	refused error
+}
+
+// turns are how long the last callers were in front that had the key alone.
+type turns struct {
+	began time.Time // of the caller that is in front now
+	last  [8]time.Duration
+	n     int // how many there were
+}
+
+func (t *turns) end() {
+	t.last[t.n%len(t.last)] = time.Since(t.began)
+	t.n++
+}
+
+// quickest is the shortest of them; 0 as long as there are few.
+func (t *turns) quickest() time.Duration {
+	if t.n < len(t.last) {
+		return 0
+	}
+	return slices.Min(t.last[:])
+}
+
+// lastMoments is the most time that is too little for a caller that comes to the front, if every turn takes longer.
+const lastMoments = 10 * time.Millisecond
+
+// hopeless returns why a caller whose context, or wait, ends in a time is refused that has others in front of it; nil if it may succeed.
+func (t *turns) hopeless(others int, left time.Duration) error {
+	turn := t.quickest()
+	if turn == 0 || time.Duration(others)*turn <= left {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("%d callers of this process wait in front of it, the last ones had the key for %v each, and it has %v left",
+		others, turn.Round(time.Microsecond), left.Round(time.Microsecond)))
+}
+
+// tooLate returns why a waiter is refused that would come to the front now; nil if it does.
+func (t *turns) tooLate(w *waiter) error {
+	if w.ends.IsZero() {
+		return nil
+	}
+	turn, left := t.quickest(), time.Until(w.ends)
+	if left >= min(turn, lastMoments) {
+		return nil
+	}
+	return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the last ones had the key for %v each, and its context ends in %v",
+		turn.Round(time.Microsecond), left.Round(time.Microsecond)))
 }
 
 // Ticket says that a caller is in front of the queues of some keys, or of the queue for the slots
@@ -141,6 +195,7 @@ var ErrOver = errors.New("the wait is over")
 // context. The zero value ends nothing.
 type Ends struct {
 	Over   <-chan time.Time // with ErrOver, but not within grace before a caller in front knows whether somebody has the key
+	At     time.Time        // when Over comes; zero is not known
 	Closed <-chan struct{}  // with lockerr.ErrClosed
 	Ahead  *Ahead           // gets what was known when the wait ended; nil for nobody who asks
 }
@@ -181,9 +236,19 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 		q.mu.Unlock()
 		return nil
 	}
-	w := &waiter{ticket: t, key: e, from: from, front: make(chan struct{})}
-	at := l.waiting.PushBack(w)
 	came := time.Now()
+	w := &waiter{ticket: t, key: e, from: from, front: make(chan struct{})}
+	w.ends, _ = ctx.Deadline()
+	for _, end := range []time.Time{w.ends, ends.At} {
+		if end.IsZero() {
+			continue
+		}
+		if err := l.turns.hopeless(l.waiting.Len(), end.Sub(came)); err != nil {
+			q.mu.Unlock()
+			return err
+		}
+	}
+	at := l.waiting.PushBack(w)
 	t.waits = true
 	for _, p := range t.positions {
 		p.in.tell() // nobody gets them before t gives up
@@ -194,7 +259,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	for over := ends.Over; err == nil; {
 		select {
 		case <-w.front:
-			return nil
+			return w.refused
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-ends.Closed:
@@ -215,7 +280,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	defer q.mu.Unlock()
 	select {
 	case <-w.front: // at the same moment
-		return nil
+		return w.refused
 	default:
 		if ends.Ahead != nil {
 			*ends.Ahead = l.ahead(came)
@@ -308,6 +373,7 @@ func (q *Queue) admit(t *Ticket, e Key) {
 		q.queues[l.name] = l
 	}
 	l.front = append(l.front, t)
+	l.turns.began = time.Now()
 	if !t.passing {
 		l.pending++
 	}
@@ -319,18 +385,35 @@ func (q *Queue) admit(t *Ticket, e Key) {
 	}
 }
 
+// next returns the first waiter for which it is not too late; nil if there is none. It refuses those before.
+func (l *keyQueue) next() *waiter {
+	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
+		w := at.Value.(*waiter)
+		late := l.turns.tooLate(w)
+		if late == nil {
+			return w
+		}
+		l.call(late)
+	}
+	return nil
+}
+
+// call ends the wait of the first waiter, which is in front, or refused.
+func (l *keyQueue) call(refused error) {
+	w := l.waiting.Remove(l.waiting.Front()).(*waiter)
+	w.ticket.waits, w.refused = false, refused
+	close(w.front)
+}
+
 // advance lets all waiters come to the front that can now.
 func (q *Queue) advance(l *keyQueue) {
 	together := l.shared && l.pending == 0 && l.held() != nil
-	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
-		w := at.Value.(*waiter)
+	for w := l.next(); w != nil; w = l.next() {
 		if next := l.admits(w.key) || together && w.key.Shared; !next {
 			break
 		}
-		l.waiting.Remove(at)
-		w.ticket.waits = false
 		q.admit(w.ticket, w.key)
-		close(w.front)
+		l.call(nil)
 	}
 	if len(l.front) == 0 {
 		delete(q.queues, l.name)
@@ -529,6 +612,7 @@ func (t *Ticket) Handoff(from, what any) bool {
 	if next == nil {
 		return false
 	}
+	next.ends = time.Time{}                  // it comes to the front, whatever the time
 	next.ticket.handed, t.handed = what, nil // what the giver has got is of no use any more
 	t.leave()
 	return true
@@ -547,11 +631,10 @@ func (t *Ticket) nextFor(from any) *waiter {
 	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
 		return nil
 	}
-	next := t.positions[0].in.waiting.Front()
-	if next == nil || next.Value.(*waiter).from != from {
-		return nil
+	if next := t.positions[0].in.next(); next != nil && next.from == from {
+		return next
 	}
-	return next.Value.(*waiter)
+	return nil
 }
 
 // otherWants is for how long another process that had a key is taken to want it again.
@@ -622,6 +705,9 @@ func (t *Ticket) leave() {
 		}
 		if t.holder != nil {
 			l.tell()
+			if !l.shared && p.Slots == 0 {
+				l.turns.end()
+			}
 		}
 		l.give(t.slot)
 		l.give(t.free)

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -60,6 +61,116 @@ func succeed(t *testing.T, q *Queue, key string) *Ticket {
 		t.Fatal("it did not come to the front")
 	}
 	return ticket
+}
+
+// busy has callers have k for a time each, one after the other, until stop: those that come wait behind n of them.
+func busy(t *testing.T, q *Queue, n int, turn time.Duration) (stop func()) {
+	t.Helper()
+	var over atomic.Bool
+	var all sync.WaitGroup
+	for range n + 1 {
+		all.Go(func() {
+			for !over.Load() {
+				ticket, err := q.Enter(ctx, alone("k"), nil, Ends{})
+				dbtest.OK(t, err)
+				ticket.Granted(&lockerr.Holder{})
+				time.Sleep(turn)
+				ticket.Leave()
+			}
+		})
+		synctest.Wait()
+	}
+	return func() { over.Store(true); all.Wait() }
+}
+
+// TestTooManyInFront: a caller is refused at once whose context, or wait, ends before its turn can come, by the quickest of the last
+// turns. As long as there were few it is not known.
+func TestTooManyInFront(t *testing.T) {
+	const turn = 100 * time.Millisecond
+	try := func(q *Queue, from any, left time.Duration) (took time.Duration, err error) {
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(ctx, left)
+		defer cancel()
+		ticket, err := q.Enter(ctx, alone("k"), from, Ends{})
+		ticket.Leave()
+		return time.Since(began), err
+	}
+	for name, test := range map[string]struct {
+		turns   int
+		left    time.Duration
+		refused bool
+	}{
+		"no time":          {20, 3 * turn, true},
+		"just no time":     {20, 5*turn - 1, true},
+		"time":             {20, 7 * turn, false},
+		"nothing is known": {3, turn, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var q Queue
+				defer busy(t, &q, 5, turn)()
+				time.Sleep(time.Duration(test.turns)*turn + turn/2)
+				took, err := try(&q, nil, test.left)
+				switch {
+				case test.refused:
+					if !errors.Is(err, lockerr.ErrTimeout) || took != 0 {
+						t.Errorf("after %v: %v", took, err)
+					}
+				case test.turns < 8:
+					dbtest.Is(t, "the end of its context", err, context.DeadlineExceeded)
+				default:
+					dbtest.OK(t, err)
+				}
+			})
+		})
+	}
+}
+
+// TestInItsLastMoments: a caller whose context ends in less than a turn does not come to the front; the one behind it does.
+func TestInItsLastMoments(t *testing.T) {
+	const turn = 8 * time.Millisecond
+	for _, handsOver := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var q Queue
+			tickets := make(chan *Ticket, 1)
+			next := func() { go func() { tickets <- succeed(t, &q, "k") }(); synctest.Wait() }
+			next()
+			for range 9 {
+				ticket := <-tickets
+				ticket.Granted(&lockerr.Holder{})
+				next()
+				time.Sleep(turn)
+				ticket.Leave()
+			}
+			holder := <-tickets
+			holder.Granted(&lockerr.Holder{})
+			late := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(ctx, turn/2+turn/4)
+				defer cancel()
+				ticket, err := q.Enter(ctx, alone("k"), "us", Ends{})
+				ticket.Leave()
+				late <- err
+			}()
+			synctest.Wait()
+			next()
+			time.Sleep(turn / 2)
+			if handsOver {
+				if !holder.Handoff("us", "the lock") {
+					t.Error("nobody is next")
+				}
+			} else {
+				holder.Leave()
+			}
+			dbtest.Is(t, "in its last moments", <-late, lockerr.ErrTimeout)
+			got := <-tickets
+			if handed := got.HandedOver() != nil; handed != handsOver {
+				t.Errorf("handed over: %v", handed)
+			}
+			got.Leave()
+			q.empty(t)
+		})
+	}
 }
 
 func TestFirstComeFirstServed(t *testing.T) {

@@ -45,9 +45,9 @@ func FixedForm() Form { return Form(fixed.Load()) }
 // rows, or nil if it returns none. A text that returns rows begins with SELECT or (SELECT, also behind MariaDB's SET
 // STATEMENT … FOR, and returns one set of them.
 //
-// The client sees nothing of a statement that returns no rows: an answer proves that all before it have come
-// through. So does a [Flavour.Guard] that stops the text. So behind a COMMIT there is a SELECT. An error without an
-// answer behind COMMIT need not be that of COMMIT: a KILL can hit right after it.
+// The client does not see which statement an error is of. An answer proves that all before it have come through, and so
+// does a [Flavour.Guard] that stops the text, and the end of the text without an error. So between a COMMIT and what follows it
+// there is a SELECT. An error without an answer behind COMMIT need not be that of COMMIT: a KILL can hit right after it.
 //
 // [ErrAnswers] says that the answers are not those of the texts.
 func SendPacket(ctx context.Context, conn driver.Conn, texts ...string) (answers [][][]string, err error) {
@@ -79,7 +79,7 @@ func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []
 		switch {
 		case returnsRows(text):
 			answering = append(answering, i)
-		case text == "COMMIT":
+		case text == "COMMIT" && i < len(texts)-1:
 			packet.WriteString("; SELECT 1")
 			answering = append(answering, i)
 		}
@@ -114,6 +114,9 @@ func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []
 		}
 		more, ok := rows.(driver.RowsNextResultSet)
 		if !ok || !more.HasNextResultSet() {
+			if sets == len(answering) && sets > 0 && answering[sets-1] < len(texts)-1 {
+				return answers, fmt.Errorf("%w: none to what follows the last one", ErrAnswers)
+			}
 			break
 		}
 		if err = more.NextResultSet(); errors.Is(err, io.EOF) {

@@ -138,9 +138,10 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	}
 	if err == nil {
 		defer done()
-		over := time.NewTimer(a.Left()) // it costs less than a derived context
+		left := a.Left()
+		over := time.NewTimer(left) // it costs less than a derived context
 		defer over.Stop()
-		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, Closed: closed, Ahead: &ahead})
+		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, At: time.Now().Add(left), Closed: closed, Ahead: &ahead})
 	}
 	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
