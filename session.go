@@ -195,6 +195,11 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 // [lockctx.Retry], fn runs again after a conflict or a deadlock, so it must not
 // have effects outside the transaction.
 //
+// When ctx ends, a row lock is rolled back and its key is free at once, before fn has
+// returned: another process can run its fn beside what this one still does outside of
+// the database. A lease stays until fn returns, at most for its TTL after the end of ctx;
+// so does an advisory lock, at most for lockTTL.
+//
 // With a lease fn is for long work: its transactions, and its single statements
 // that write, commit one by one, each only as long as the lease is ours. fn's
 // context ends as soon as the lease may be lost; an fn that does not look at it

@@ -18,7 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
-var update = flag.Bool("update", false, "write the golden files, and the table in docs/parameters.md")
+var update = flag.Bool("update", false, "write the golden files, and the table in docs/architecture.md")
 
 // TestCommandsAreTheGoldenOnes runs the cells without a fault, and compares what each sends with
 // the golden file of its server.
@@ -72,10 +72,10 @@ func (c cell) shows(all []*place) bool {
 	return usual || os.Getenv("MATRIX") == "all" || (c.strategy+c.way+c.conns)%len(all) == c.place
 }
 
-// TestThePageShowsTheGoldenCommands compares the table of docs/parameters.md with the golden
+// TestThePageShowsTheGoldenCommands compares the table of docs/architecture.md with the golden
 // files.
 func TestThePageShowsTheGoldenCommands(t *testing.T) {
-	const page, from, to = "../../docs/parameters.md", "<!-- written by go test ./internal/matrix -update -->\n", "<!-- end -->\n"
+	const page, from, to = "../../docs/architecture.md", "<!-- written by go test ./internal/matrix -update -->\n", "<!-- end -->\n"
 	text, err := os.ReadFile(page)
 	dbtest.OK(t, err)
 	before, rest, begins := strings.Cut(string(text), from)
