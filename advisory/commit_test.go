@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/ngrok/sqlmw"
 
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
@@ -178,6 +181,32 @@ func (w *writer) commits(send send, locks ...*advisory.Lock) {
 	}
 }
 
+// inTurn has the statements of a connection wait for each other, those of a test, too: the lock connections are looked after all the time.
+type inTurn struct {
+	sqlmw.NullInterceptor
+	sync.Mutex
+}
+
+func (i *inTurn) ConnQueryContext(ctx context.Context, c driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	i.Lock()
+	rows, err := c.QueryContext(ctx, text, args)
+	if err != nil {
+		i.Unlock()
+	}
+	return ctx, rows, err
+}
+
+func (i *inTurn) RowsClose(_ context.Context, rows driver.Rows) error {
+	defer i.Unlock()
+	return rows.Close()
+}
+
+func (i *inTurn) ConnExecContext(ctx context.Context, c driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	i.Lock()
+	defer i.Unlock()
+	return c.ExecContext(ctx, text, args)
+}
+
 // TestTheGuardStopsACommitWithoutTheLocks: the COMMIT comes through as long as the server says that all locks are held,
 // and not where one is lost, whoever has noticed, or where it is another connection that has it.
 func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
@@ -185,7 +214,13 @@ func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
 		for name, send := range forms {
 			s := s.other(t)
 			var lockConn driver.Conn
-			p := s.process(settings{conns: 1, connect: func(ctx context.Context) (c driver.Conn, err error) {
+			turns := new(inTurn)
+			lockExec := func(text string) {
+				turns.Lock()
+				defer turns.Unlock()
+				s.Exec(lockConn, text)
+			}
+			p := s.process(settings{conns: 1, seen: []sqlmw.Interceptor{turns}, connect: func(ctx context.Context) (c driver.Conn, err error) {
 				lockConn, err = s.Connector(dbtest.NoDatabase).Connect(ctx)
 				return lockConn, err
 			}})
@@ -209,10 +244,10 @@ func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
 				s.wantWritten(name, 1)
 				check, err := w.check(false, one, two)
 				dbtest.OK(t, err)
-				s.Exec(lockConn, "DO RELEASE_LOCK('"+two.Name()+"')")
+				lockExec("DO RELEASE_LOCK('" + two.Name() + "')")
 				s.Exec(s.open(), "DELETE FROM "+s.written())
 				refused("one is free", check)
-				s.Exec(lockConn, "DO GET_LOCK('"+two.Name()+"', 0)")
+				lockExec("DO GET_LOCK('" + two.Name() + "', 0)")
 			}
 			s.Exec(w.Conn.Conn, "SET SESSION sql_select_limit = DEFAULT")
 			is := w.KnownID()
@@ -229,8 +264,8 @@ func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
 			// After a restart of the server the id may be that of another connection.
 			check, err = w.check(false, one)
 			dbtest.OK(t, err)
-			s.Exec(lockConn, "DO RELEASE_ALL_LOCKS()")
-			s.Exec(lockConn, "DO GET_LOCK('"+one.Name()+"', 0)")
+			lockExec("DO RELEASE_ALL_LOCKS()")
+			lockExec("DO GET_LOCK('" + one.Name() + "', 0)")
 			refused("another connection of the same id", check)
 			s.Exec(w.Conn.Conn, fmt.Sprintf("KILL %d", one.ConnectionID()))
 			s.free(w.Conn.Conn, "1")

@@ -30,13 +30,15 @@ func (c *Conn) sendAs(ctx context.Context, packet bool, texts []string) (answers
 
 // Packs reports whether Send now sends so many statements as one text: near the server only from three on, see [server.Near].
 func (c *Conn) Packs(statements int) bool {
-	switch form := server.FixedForm(); {
-	case statements < 2 || !c.several || form == server.Single:
-		return false
-	case statements > 2 || form == server.Packet:
-		return true
+	return statements > 1 && c.several && (c.pool.Far() || statements > 2 && server.FixedForm() != server.Single)
+}
+
+// Far reports whether the server is so far that two statements go out as one text: see [server.Near].
+func (p *Pool) Far() bool {
+	if form := server.FixedForm(); form != server.Auto {
+		return form == server.Packet
 	}
-	return time.Duration(c.pool.trip.Load()) > server.Near
+	return time.Duration(p.trip.Load()) > server.Near
 }
 
 // measured notes how long a statement took. A slow one may have been slow for other reasons than the way to the

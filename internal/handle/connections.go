@@ -53,6 +53,9 @@ func (k *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Dur
 // Short says which bound keeps a caller from a session now; nil for none.
 func (l *Locks) Short() error { return l.sessions.Exhausted() }
 
+// Far reports whether the server is so far that round trips count more than its work.
+func (l *Locks) Far() bool { return l.sessions.Far() }
+
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in
 // database/sql. Only if for the length of wait, and for a second, it has not moved up, it
 // gives up: all connections may be held by units of work that need one more each.

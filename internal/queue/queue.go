@@ -74,6 +74,18 @@ type waiter struct {
 	ends    time.Time     // of its context; zero is not known
 	front   chan struct{} // closed when it is, or is refused
 	refused error
+	next    chan struct{} // closed when it is the next, and may wait for the one in front elsewhere; nil if it does not ask for that
+	called  bool          // next is closed
+}
+
+// inLine reports whether it still waits to come to the front.
+func (w *waiter) inLine() bool {
+	select {
+	case <-w.front:
+		return false
+	default:
+		return true
+	}
 }
 
 // turns are how long the last callers were in front that had the key alone.
@@ -111,7 +123,7 @@ func (t *turns) hopeless(others int, left time.Duration) error {
 
 // tooLate returns why a waiter is refused that would come to the front now; nil if it does.
 func (t *turns) tooLate(w *waiter) error {
-	if w.ends.IsZero() {
+	if w.ends.IsZero() || w.ticket.ahead == w {
 		return nil
 	}
 	turn, left := t.quickest(), time.Until(w.ends)
@@ -133,10 +145,12 @@ type Ticket struct {
 	shared    bool            // one of claims is shared
 	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
 	since     time.Time       // when holder was set
+	from      any             // who may hand over what it holds: see GrantedBy
 	handed    any             // what the holder before it has handed over
 	asks      bool            // see Asks; guarded by Queue.mu
 	told      bool            // see Told; guarded by Queue.mu
 	waits     bool            // it is in front of some of its keys, and waits behind others for another; guarded by Queue.mu
+	ahead     *waiter         // its place, if it is the next and not in front; guarded by Queue.mu
 	slot      int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
 	free      int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
 	offered   bool            // Free has returned that slot; guarded by Queue.mu
@@ -198,6 +212,7 @@ type Ends struct {
 	At     time.Time        // when Over comes; zero is not known
 	Closed <-chan struct{}  // with lockerr.ErrClosed
 	Ahead  *Ahead           // gets what was known when the wait ended; nil for nobody who asks
+	Next   bool             // ends it with success as soon as the caller is the next: see [Ticket.Next]. It is for a key wanted alone
 }
 
 // Ahead is what the callers in front of a waiter know of the key when its wait ends.
@@ -248,7 +263,11 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			return err
 		}
 	}
+	if ends.Next {
+		w.next = make(chan struct{})
+	}
 	at := l.waiting.PushBack(w)
+	l.callNext()
 	t.waits = true
 	for _, p := range t.positions {
 		p.in.tell() // nobody gets them before t gives up
@@ -259,6 +278,13 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	for over := ends.Over; err == nil; {
 		select {
 		case <-w.front:
+			return w.refused
+		case <-w.next:
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			if w.inLine() {
+				t.ahead, t.waits = w, false
+			}
 			return w.refused
 		case <-ctx.Done():
 			err = context.Cause(ctx)
@@ -398,6 +424,26 @@ func (l *keyQueue) next() *waiter {
 	return nil
 }
 
+// callNext tells the first waiter that it is the next, if it asks for that, and the one in front has the key and could hand it over.
+func (l *keyQueue) callNext() {
+	at := l.waiting.Front()
+	if at == nil || len(l.front) != 1 || l.front[0].holder == nil {
+		return
+	}
+	if w := at.Value.(*waiter); w.next != nil && !w.called && w.from == l.front[0].from {
+		w.called = true
+		close(w.next)
+	}
+}
+
+// Next reports whether the ticket's caller is the next, and not in front: it waits in the server for the one in front, which has the
+// key and does not hand it over. It comes to the front when that leaves, or when it is granted the lock.
+func (t *Ticket) Next() bool {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	return t.ahead != nil && t.ahead.inLine()
+}
+
 // call ends the wait of the first waiter, which is in front, or refused.
 func (l *keyQueue) call(refused error) {
 	w := l.waiting.Remove(l.waiting.Front()).(*waiter)
@@ -415,6 +461,7 @@ func (q *Queue) advance(l *keyQueue) {
 		q.admit(w.ticket, w.key)
 		l.call(nil)
 	}
+	l.callNext()
 	if len(l.front) == 0 {
 		delete(q.queues, l.name)
 	}
@@ -587,6 +634,14 @@ func (t *Ticket) keep(slot int) {
 	close(t.freed)
 }
 
+// GrantedBy is Granted for a lock of from, whose holders may hand it over: see Enter.
+func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
+	t.q.mu.Lock()
+	t.from = from
+	t.q.mu.Unlock()
+	t.Granted(h)
+}
+
 // Granted notes that the ticket holds the lock now. Others can then learn who holds it,
 // and share it.
 func (t *Ticket) Granted(h *lockerr.Holder) {
@@ -594,12 +649,18 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
 	t.holder, t.since = h, time.Now()
+	if w := t.ahead; w != nil && w.inLine() { // the one in front has ended its transaction, and leaves
+		l := t.q.queues[w.key.name()]
+		t.q.admit(t, w.key)
+		l.call(nil)
+	}
 	for _, p := range t.positions {
 		p.in.tell()
 		if first && !t.passing {
 			p.in.pending--
 			t.q.advance(p.in)
 		}
+		p.in.callNext()
 	}
 }
 
@@ -631,7 +692,7 @@ func (t *Ticket) nextFor(from any) *waiter {
 	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
 		return nil
 	}
-	if next := t.positions[0].in.next(); next != nil && next.from == from {
+	if next := t.positions[0].in.next(); next != nil && next.from == from && !next.called {
 		return next
 	}
 	return nil
@@ -696,6 +757,17 @@ func (t *Ticket) Leave() {
 }
 
 func (t *Ticket) leave() {
+	if w := t.ahead; w != nil && w.inLine() {
+		l := t.q.queues[w.key.name()]
+		for at := l.waiting.Front(); at != nil; at = at.Next() {
+			if at.Value == w {
+				l.waiting.Remove(at)
+				break
+			}
+		}
+		t.q.advance(l)
+	}
+	t.ahead = nil
 	for _, p := range t.positions {
 		l := p.in
 		at := slices.Index(l.front, t)

@@ -2,6 +2,7 @@ package rowlock
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -55,21 +56,37 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return nil, err
 	}
-	ctx, done, err := a.Patient(ctx)
+	patient, done, err := a.Patient(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	txn, err := a.c.Begin(ctx, a.opts)
+	txn, err := a.c.Begin(patient, a.opts)
 	if err != nil {
-		return nil, because(ctx, err)
+		return nil, because(patient, err)
 	}
-	return a.opened(txn, a.block(ctx))
+	if b := a.behind(); b != nil {
+		if err := a.blockInFront(ctx, patient, b); !errors.Is(err, driver.ErrSkip) {
+			return a.opened(txn, err)
+		}
+	}
+	return a.opened(txn, a.block(patient))
+}
+
+// blockInFront is block with a query behind the lock. Its wait ends with patient, and the query with ctx.
+func (a *attempt) blockInFront(ctx, patient context.Context, b *Behind) error {
+	until, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	inTime := context.AfterFunc(patient, func() { end(context.Cause(patient)) })
+	defer inTime()
+	return a.queueUp(until, func(own context.Context, mark string, texts []string) error {
+		return a.lockInFront(own, 0, texts[0], "/* mysqllock "+mark+" */ "+b.Query, func() { inTime() })
+	})
 }
 
 // block waits in the server until the keys are locked, or until ctx ends.
 func (a *attempt) block(ctx context.Context) error {
-	err := a.queueUp(ctx)
+	err := a.queueUp(ctx, func(own context.Context, _ string, texts []string) error { return a.lockInTurn(own, texts) })
 	if err != nil || !a.streams {
 		return err
 	}
@@ -79,11 +96,14 @@ func (a *attempt) block(ctx context.Context) error {
 	return err
 }
 
-// queueUp runs the waiting lock statement until it is answered or ctx ends. At the end of
+// queueUp has send run the waiting lock statements until they are answered or ctx ends. At the end of
 // ctx it kills the statement on the server, so that it cannot be granted the lock later.
-func (a *attempt) queueUp(ctx context.Context) error {
-	deadline, _ := ctx.Deadline()
-	bound := min(time.Until(deadline)+slack, max(a.cfg.TTL, time.Second))
+func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, mark string, texts []string) error) error {
+	left := a.Left()
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(deadline))
+	}
+	bound := min(left+slack, max(a.cfg.TTL, time.Second))
 	if len(a.r.Slots) > 0 {
 		bound = strategy.SlotWait
 	}
@@ -101,16 +121,12 @@ func (a *attempt) queueUp(ctx context.Context) error {
 		w.Ends = wholeSecond + slack
 	}
 	texts := a.waitSQL(bound, mark)
-	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return a.lockInTurn(own, texts) })
+	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return send(own, mark, texts) })
 	if !stopped {
 		return err
 	}
 	if !usable && a.cfg.Info.Kills {
-		a.cleanup.Go(func() {
-			kctx, cancel := server.Within(context.WithoutCancel(ctx), background)
-			defer cancel()
-			a.cfg.Control.EndQuery(kctx, mark) // the server's own limit ends it, too
-		})
+		a.EndQuery(ctx, mark) // the server's own limit ends it, too
 	}
 	cause := context.Cause(ctx)
 	if cause == nil {
@@ -124,6 +140,15 @@ func (a *attempt) queueUp(ctx context.Context) error {
 	default:
 		return err
 	}
+}
+
+// EndQuery ends a statement that its caller has given up, with mark in its text. It does not wait for that, and goes on when ctx ends.
+func (l *Locker) EndQuery(ctx context.Context, mark string) {
+	l.cleanup.Go(func() {
+		ctx, cancel := server.Within(context.WithoutCancel(ctx), background)
+		defer cancel()
+		l.cfg.Control.EndQuery(ctx, mark)
+	})
 }
 
 // waitSQL waits in the server for the keys, in the open transaction, in one statement for each: a

@@ -132,15 +132,19 @@ func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []
 }
 
 // SendInFront runs text, which returns one set of rows, with a query of the caller's behind it that has args. The answer of text
-// comes within limit. If answered returns no error for it, read gets the rows of the query, to be read and closed, or the
+// comes within limit; 0 is without one. If answered returns no error for it, read gets the rows of the query, to be read and closed, or the
 // error that the server has for it. driver.ErrSkip is as for [SendBehind].
 func SendInFront(ctx context.Context, conn driver.Conn, limit time.Duration, text, query string, args []driver.NamedValue,
 	answered func([][]string) error, read func(driver.Rows, error),
 ) (err error) {
 	own, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	late := time.AfterFunc(limit, func() { cancel(Silence{limit}) })
-	defer late.Stop()
+	answeredInTime := func() {}
+	if limit > 0 {
+		late := time.AfterFunc(limit, func() { cancel(Silence{limit}) })
+		answeredInTime = func() { late.Stop() }
+	}
+	defer answeredInTime()
 	defer func() { err = Unanswered(own, err) }()
 	defer basedriver.Catch(conn, &err)
 	rows, err := basedriver.Query(own, conn, text+"; "+query, args)
@@ -159,7 +163,7 @@ func SendInFront(ctx context.Context, conn driver.Conn, limit time.Duration, tex
 	if err != nil {
 		return err
 	}
-	late.Stop()
+	answeredInTime()
 	if err := answered(set); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ type Attempt struct {
 	Since   time.Time // when the caller began to wait, for those who look, and for its error; before Start if this call is not the first
 	Heard   Heard
 	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
+	Next    bool            // Enqueue is over when the caller is the next of its process: see [queue.Ticket.Next]
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
 
@@ -141,7 +142,7 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 		left := a.Left()
 		over := time.NewTimer(left) // it costs less than a derived context
 		defer over.Stop()
-		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, At: time.Now().Add(left), Closed: closed, Ahead: &ahead})
+		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, At: time.Now().Add(left), Closed: closed, Ahead: &ahead, Next: a.Next})
 	}
 	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -34,6 +35,10 @@ func (u *unit) joinsCommit(st *statement.Statement) bool {
 		len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises && !u.inside() && joins(st, u.l.Info())
 }
 
+// certain is for how long a caller whose context has ended is kept for the answer to a write that has its COMMIT behind it: else
+// nobody knows what became of it.
+var certain = strategy.Limits{GiveUp: time.Second, Calmly: time.Second}
+
 // counted is the result of a write that went out with COMMIT. An UPDATE or a DELETE without a call has no id.
 type counted struct {
 	rows    int64
@@ -57,11 +62,14 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		texts = append(texts, u.handoff.Next())
 	}
 	var answers [][][]string
-	w := strategy.Waiter{Limits: strategy.Usual, Conn: u.link, Mark: mark, Control: u.l.Control}
+	w := strategy.Waiter{Limits: certain, Conn: u.link, Mark: mark, Control: u.l.Control}
 	stopped, usable, err := w.Run(ctx, func(own context.Context) (err error) {
 		answers, err = server.SendBehind(own, u.link.Conn, "/* mysqllock "+mark+" */ "+st.Text, st.Args, texts...)
 		return err
 	})
+	if !usable {
+		u.l.EndQuery(ctx, mark) // else it may go on to its COMMIT long after its caller has gone
+	}
 	switch {
 	case len(answers) > 0:
 	case server.Unchanged(err):
