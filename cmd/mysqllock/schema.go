@@ -176,15 +176,15 @@ type jsonDropped struct {
 }
 
 func printDropped(w io.Writer, done inspect.Dropped) {
-	fmt.Fprintf(w, "dropped lock table %s\n", done.Table)
+	fmt.Fprintf(w, "dropped lock table %s\n", printable(done.Table))
 	for _, name := range done.Procedures {
-		fmt.Fprintf(w, "procedure %s of an earlier version stays; to drop it: DROP PROCEDURE %[1]s\n", name)
+		fmt.Fprintf(w, "procedure %s of an earlier version stays; to drop it: DROP PROCEDURE %[1]s\n", printable(name))
 	}
 	for _, name := range done.Tables {
-		fmt.Fprintf(w, "lock table %s stays\n", name)
+		fmt.Fprintf(w, "lock table %s stays\n", printable(name))
 	}
 	if done.Unseen != "" {
-		fmt.Fprintf(w, "advisory locks, which need no table, may still be held: %s\n", done.Unseen)
+		fmt.Fprintf(w, "advisory locks, which need no table, may still be held: %s\n", printable(done.Unseen))
 	}
 }
 
