@@ -1,11 +1,12 @@
-# "make help" lists what there is. Everything but "servers", "rivals", "prometheus", "browser" and "bare" works without root.
+# "make help" lists what there is. Everything but "bare", and what installs programs, works without root.
 
 SHELL    := /bin/bash
 MODULES  := $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './tools/*' -not -path '*/testdata/*' | sort))
 OTHERS   := $(filter-out .,$(patsubst ./%,%,$(MODULES)))
 # $(call tool,name) is where a tool is: go does not run one of another go.mod in a
-# workspace, which cmd/mysqllock has.
-tool      = $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1))
+# workspace, which cmd/mysqllock has. Without the tool make stops: the line would run its
+# next word as a command.
+tool      = $(or $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1)),$(error no $(1): go says above why))
 # $(call each,command) runs the command in every module, up to the first failure.
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
@@ -15,7 +16,7 @@ each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-servers: ## Install MariaDB and MySQL if they are missing (Debian or Ubuntu, as root)
+servers: ## Install the servers of the tests, MariaDB, MySQL and proxies, if they are missing (Debian or Ubuntu, as root)
 	@scripts/install-servers.sh
 
 engines: servers ## Build TiDB and Vitess once, into the user's cache, and run the tests on them: minutes; then "make test" runs them, too
@@ -70,7 +71,8 @@ test-oldest:
 		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$'); \
 	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
 
-demo: servers ## Show what goes wrong without locks, and right with them
+demo: ## Show what goes wrong without locks, and right with them; installs MariaDB and MySQL if they are missing (the same)
+	@scripts/install-servers.sh mariadb mysql
 	cd examples && go run ./oversold
 
 bare: ## Test and show it in a minimal Debian, with nothing but Go (as root); RELEASE=trixie makes it another

@@ -25,15 +25,15 @@ import (
 // field mirrors a DSN parameter, whose name stands behind it; an unknown DSN
 // parameter that begins with "lock", or is like one of these, is an error.
 type Config struct {
-	// Strategy is how a lock is kept whose hint does not say: "row", which is
+	// Strategy is how a lock is kept whose options do not say: "row", which is
 	// also the meaning of "", "lease", "advisory" or "optimistic". (lockStrategy)
 	Strategy string
 
-	// Wait is the longest time to queue for a lock whose hint does not say;
+	// Wait is the longest time to queue for a lock whose options do not say;
 	// 0 means 10 s. It is kept to the millisecond. (lockWait)
 	Wait time.Duration
 
-	// NoWait makes a lock whose hint does not say fail at once where someone
+	// NoWait makes a lock whose options do not say fail at once where someone
 	// else has the key. It excludes Wait. (lockNoWait)
 	NoWait bool
 
@@ -42,7 +42,7 @@ type Config struct {
 	// The server counts it in whole seconds, rounded down. A holder that
 	// lives is kept alive by pings, however long it holds. On MySQL some locks have
 	// no such limit: see "Holders that fall silent" in docs/errors.md. It is also the
-	// TTL of a lease whose hint does not say. (lockTTL)
+	// TTL of a lease whose option does not say. (lockTTL)
 	TTL time.Duration
 
 	// Table is the lock table, as table or schema.table; "" means

@@ -105,7 +105,7 @@ func (c *conn) Begin() (driver.Tx, error) {
 	return c.BeginTx(context.Background(), driver.TxOptions{})
 }
 
-// BeginTx begins a transaction; with a hint, under its lock.
+// BeginTx begins a transaction; with a lock context, under its lock.
 func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if !c.direct && c.probed(ctx) {
 		return noTx{}, nil

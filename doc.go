@@ -4,7 +4,7 @@
 //
 //	db, err := sql.Open("mysqllock", dsn)
 //
-// behaves as one opened with "mysql" until a context carries a lock hint, made by
+// behaves as one opened with "mysql" until a statement runs with a lock context, made by
 // [lockctx.With]. Then the same, unchanged code runs under the lock. A holder that
 // has lost the lock, for whatever reason, cannot commit. An advisory lock is the
 // exception: see below.

@@ -28,11 +28,11 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// pages returns the documentation, by path: the pages in the root, in docs, and below.
+// pages returns the documentation, by path: the pages in the root, in docs and below, and those of integrations and telemetry.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	found := make(map[string]string)
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "integrations/*/README.md", "telemetry/*/README.md"} {
 		paths, err := filepath.Glob(pattern)
 		dbtest.OK(t, err)
 		for _, path := range paths {
@@ -337,17 +337,30 @@ func TestReadmeCodeIsTheExamples(t *testing.T) {
 	var sources []string
 	files, err := filepath.Glob("examples/*/*.go")
 	dbtest.OK(t, err)
-	integrations, err := filepath.Glob("integrations/*/example_test.go")
-	dbtest.OK(t, err)
-	for _, f := range append(files, integrations...) {
+	least := map[string]int{"README.md": 2, "docs/guide.md": 4}
+	for _, group := range []string{"integrations", "telemetry"} {
+		modules, err := filepath.Glob(group + "/*/go.mod")
+		dbtest.OK(t, err)
+		for _, module := range modules {
+			files = append(files, filepath.Join(filepath.Dir(module), "example_test.go"))
+			least[filepath.Join(filepath.Dir(module), "README.md")] = 1
+		}
+	}
+	for _, f := range files {
 		b, err := os.ReadFile(f)
 		dbtest.OK(t, err)
 		sources = append(sources, string(b))
 	}
-	for path, text := range pages(t) {
+	pages := pages(t)
+	for path := range least {
+		if pages[path] == "" {
+			t.Errorf("there is no %s", path)
+		}
+	}
+	for path, text := range pages {
 		blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(text, -1)
-		if least := map[string]int{"README.md": 2, "docs/guide.md": 4}[path]; len(blocks) < least {
-			t.Errorf("%s: %d blocks of Go code found, want at least %d", path, len(blocks), least)
+		if len(blocks) < least[path] {
+			t.Errorf("%s: %d blocks of Go code found, want at least %d", path, len(blocks), least[path])
 		}
 		for _, b := range blocks {
 			for _, fn := range regexp.MustCompile(`(?m)^}\n*`).Split(b[1], -1) {

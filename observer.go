@@ -26,7 +26,7 @@ type EventKind int
 
 // For each lock that is asked for there is one of Acquired and Refused, also if the server
 // cannot be reached; and for each one Acquired, later, one of Released and Lost. What a lock
-// context holds already is not asked for again. A hint that is wrong in itself, such as an empty
+// context holds already is not asked for again. A lock context that is wrong in itself, such as an empty
 // key, asks for nothing. If database/sql opens a connection in the background, because of
 // SetMaxOpenConns, and fails, nobody is told.
 const (

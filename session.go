@@ -64,7 +64,7 @@ type Hold struct {
 // of work ends. Inside a hold that has the same key under a lease, or both as
 // advisory locks, it joins that.
 //
-// The errors are those of a statement with a hint; after any of them nothing is
+// The errors are those of a statement with a lock context; after any of them nothing is
 // locked.
 func Acquire(ctx context.Context, db *sql.DB, key string, opts ...lockctx.Option) (*Hold, error) {
 	return AcquireKeys(ctx, db, []string{key}, opts...)

@@ -59,6 +59,10 @@ func TestAnotherEngineIsRefused(t *testing.T) {
 					_, err := i.Clean(t.Context(), inspect.CleanUp{Unused: time.Hour})
 					return err
 				},
+				"DropTable": func() error {
+					_, err := i.DropTable(t.Context())
+					return err
+				},
 				"MakeTable": func() error {
 					_, err := i.MakeTable(t.Context())
 					return err

@@ -288,12 +288,10 @@ func (p *picture) readTable(ctx context.Context) error {
 func (p *picture) noteNoTable(ctx context.Context) error {
 	p.gaps = slices.DeleteFunc(p.gaps, func(g Gap) bool { return g.What == calmRows }) // of other tables
 	p.hiding = nil
-	quoted, _, _ := strings.Cut(strings.TrimPrefix(p.table.String(), "`"), "`.`")
-	rows, err := p.query(ctx, "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = "+schema.Literal(strings.ReplaceAll(quoted, "``", "`"))+
-		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_SCHEMA, TABLE_NAME HAVING COUNT(*) = 5 ORDER BY TABLE_NAME LIMIT 10")
+	alike, err := p.lockTables(ctx)
 	remedy := "the right name of the table, in place of " + p.table.String()
-	for i, r := range rows {
-		remedy += map[bool]string{true: "; lock tables of this database: ", false: ", "}[i == 0] + "`" + r[0] + "`.`" + r[1] + "`"
+	if len(alike) > 0 {
+		remedy += "; lock tables of this database: " + strings.Join(alike, ", ")
 	}
 	p.gap(leases, noTable, remedy)
 	p.noTable = true

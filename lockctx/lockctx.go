@@ -1,6 +1,6 @@
-// Package lockctx puts a lock hint into a context. Statements that run with
-// such a context on a database opened with the driver "mysqllock" run under
-// the lock; every other driver ignores it.
+// Package lockctx makes lock contexts. Statements that run with a lock
+// context on a database opened with the driver "mysqllock" run under its
+// lock; every other driver ignores it.
 //
 //	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 //	defer cancel()
@@ -29,8 +29,8 @@
 // # Bad hints
 //
 // With never fails and never panics: a bad key or option, options that exclude each
-// other or would have no effect, and a nil context are returned as an error by the
-// first statement that runs with the context. Of several options Wait and NoWait the
+// other or would have no effect, and a nil context are returned as an error, "bad hint", by
+// the first statement that runs with the context. Of several options Wait and NoWait the
 // last one counts.
 package lockctx
 
@@ -92,7 +92,7 @@ func Has(ctx context.Context, key string) bool {
 // of keys in one WithKeys.
 const MaxNested = hint.MaxNested
 
-// Without returns a context without the hint: a statement that runs with it
+// Without returns a context that is no lock context: a statement that runs with it
 // takes no lock and is not moved to another connection. A statement of an
 // explicit sql.Tx stays in its transaction all the same.
 func Without(ctx context.Context) context.Context {
@@ -155,7 +155,7 @@ func Advisory() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyAdvis
 // count. Advisory locks are not.
 //
 // In one lock context Optimistic goes with no other strategy, for whatever key: the
-// statement with the second hint fails with ErrUnsafe.
+// statement with the second strategy fails with ErrUnsafe.
 func Optimistic() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyOptimistic) } }
 
 // IfVersion is [Optimistic] with the version that an earlier unit of work has

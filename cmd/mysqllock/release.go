@@ -175,13 +175,19 @@ func (b *breaking) after(done []jsonReleased, err error) error {
 	return err
 }
 
-// ask shows who would lose what. It is for a person at a terminal.
+// ask shows who would lose what.
 func (b *breaking) ask(snap *inspect.Snapshot, in io.Reader) error {
+	var shown strings.Builder
+	printLocks(&shown, coloursFor(os.Stderr), widthOf(os.Stderr), snap, false, true)
+	return confirm(in, shown.String(), "Take the lock away from who holds it?")
+}
+
+// confirm shows a person at a terminal what it is about, and asks.
+func confirm(in io.Reader, shown, question string) error {
 	if file, ok := in.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
 		return errors.New("nobody is at a terminal to be asked: give --yes, to do it without")
 	}
-	printLocks(os.Stderr, coloursFor(os.Stderr), widthOf(os.Stderr), snap, false, true)
-	fmt.Fprint(os.Stderr, "Take the lock away from who holds it? [y/N] ")
+	fmt.Fprint(os.Stderr, shown+question+" [y/N] ")
 	answer, err := bufio.NewReader(in).ReadString('\n')
 	if answer = strings.ToLower(strings.TrimSpace(answer)); err != nil || answer != "y" && answer != "yes" {
 		return errors.New("nothing was done")

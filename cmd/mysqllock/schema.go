@@ -1,27 +1,31 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
 func newSchema(at *target) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "schema",
-		Short: "Print, make or check the lock table",
+		Short: "Print, make, check or drop the lock table",
 		Long: `The driver makes the lock table at its first use. These are for applications
-whose account may not, or that set lockSchema=manual.`,
+whose account may not, or that set lockSchema=manual; drop is for those that stop
+using it.`,
 		Example: `  mysqllock schema print >mysqllock.sql`,
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newSchemaPrint(at), newSchemaApply(at), newSchemaCheck(at))
+	c.AddCommand(newSchemaPrint(at), newSchemaApply(at), newSchemaCheck(at), newSchemaDrop(at))
 	return c
 }
 
@@ -108,6 +112,79 @@ without them.`,
 				return naming("mysqllock schema apply", err)
 			})
 		},
+	}
+}
+
+func newSchemaDrop(at *target) *cobra.Command {
+	var yes, asJSON bool
+	c := &cobra.Command{
+		Use:   "drop",
+		Short: "Drop the lock table, if no lock is held or waited for",
+		Long: `drop drops the lock table, with the tokens and versions of all keys. It asks first.
+
+It does nothing, and ends with 124, while a row lock or a lease in the table is held or
+waited for, in any namespace, or an advisory lock of one of its namespaces. Stop the
+programs first: with lockSchema=auto they make the table again at their next lock.
+
+It needs SELECT, LOCK TABLES and DROP, and MySQL or MariaDB. Procedures of earlier
+versions and other lock tables of the database stay: it names those that are visible.
+
+With --json it is one object: the table "dropped", the "procedures" and "tables" that
+stay, and in "unseen" why advisory locks may be held that were not seen.`,
+		Example: `  mysqllock ls --all-namespaces
+  mysqllock schema drop`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, locks, err := at.configs()
+			if err != nil {
+				return err
+			}
+			if !yes {
+				table := cmp.Or(locks.Table, "mysqllock")
+				if !strings.Contains(table, ".") {
+					table = cfg.DBName + "." + table
+				}
+				if err := confirm(c.InOrStdin(), "", printable(fmt.Sprintf("Drop the lock table %s at %s?", table, cfg.Addr))); err != nil {
+					return err
+				}
+			}
+			return at.inspecting(c.Context(), func(ctx context.Context, i *inspect.Inspector) error {
+				done, err := i.DropTable(ctx)
+				switch {
+				case errors.Is(err, mysqllock.ErrLocked):
+					return &status{exitNotAcquired, err}
+				case err != nil:
+					return err
+				case asJSON:
+					return printJSON(c.OutOrStdout(), jsonDropped{done.Table, done.Procedures, done.Tables, done.Unseen})
+				}
+				printDropped(c.OutOrStdout(), done)
+				return nil
+			})
+		},
+	}
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask first, for scripts")
+	c.Flags().BoolVar(&asJSON, "json", false, "for programs")
+	return c
+}
+
+type jsonDropped struct {
+	Dropped    string   `json:"dropped"`
+	Procedures []string `json:"procedures,omitempty"`
+	Tables     []string `json:"tables,omitempty"`
+	Unseen     string   `json:"unseen,omitempty"`
+}
+
+func printDropped(w io.Writer, done inspect.Dropped) {
+	fmt.Fprintf(w, "dropped lock table %s\n", printable(done.Table))
+	for _, name := range done.Procedures {
+		fmt.Fprintf(w, "procedure %s of an earlier version stays; to drop it: DROP PROCEDURE %[1]s\n", printable(name))
+	}
+	for _, name := range done.Tables {
+		fmt.Fprintf(w, "lock table %s stays\n", printable(name))
+	}
+	if done.Unseen != "" {
+		fmt.Fprintf(w, "advisory locks, which need no table, may still be held: %s\n", printable(done.Unseen))
 	}
 }
 

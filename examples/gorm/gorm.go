@@ -1,5 +1,5 @@
 // Package gormshop uses mysqllock with GORM. Nothing but the driver's name and
-// a context with a hint tells the code from that of any shop.
+// a lock context tells the code from that of any shop.
 package gormshop
 
 import (

@@ -112,7 +112,7 @@ func installed(server string) (chosen []tempserver.Binary, err error) {
 		}
 	}
 	if len(chosen) == 0 {
-		return nil, fmt.Errorf("no server found for -server %s; make servers installs them, -dsn names one that runs", server)
+		return nil, fmt.Errorf("no server found for -server %s; make demo installs them (Debian or Ubuntu, as root), -dsn names one that runs", server)
 	}
 	return chosen, nil
 }

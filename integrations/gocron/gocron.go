@@ -1,4 +1,4 @@
-// Package gocron has a locker and an elector for github.com/go-co-op/gocron/v2, in the
+// Package gocronlock has a locker and an elector for github.com/go-co-op/gocron/v2, in the
 // MySQL or MariaDB that an application already has. Of many processes with the same
 // schedule, one runs each job, or one runs all jobs.
 //

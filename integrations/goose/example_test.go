@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"io/fs"
+	"log"
+	"os"
 	"time"
 
 	"github.com/pressly/goose/v3"
@@ -31,4 +33,16 @@ func MigrateChecked(ctx context.Context, db *sql.DB, migrations fs.FS) error {
 		_, err := provider.Up(ctx)
 		return err
 	}, lockctx.Lease(30*time.Second), lockctx.Wait(time.Hour))
+}
+
+// At the start of each pod.
+func Example() {
+	db, err := sql.Open("mysqllock", "app:pw@tcp(127.0.0.1:3306)/shop")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	if err := Migrate(context.Background(), db, os.DirFS("migrations")); err != nil {
+		log.Fatal(err)
+	}
 }

@@ -385,6 +385,15 @@ func (t Table) Where(schemaColumn, nameColumn string) string {
 	return t.where(schemaColumn, nameColumn, t.name)
 }
 
+// AlikeSQL asks for the names of up to ten tables in the same database that have the columns of a lock table.
+func (t Table) AlikeSQL() string {
+	return "SELECT TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + Literal(t.schema) +
+		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_NAME HAVING COUNT(*) = 5 ORDER BY TABLE_NAME LIMIT 10"
+}
+
+// Named returns the table of that name in the same database.
+func (t Table) Named(name string) Table { return Table{t.schema, name} }
+
 // In returns the table with database as its schema, unless it has one. So USE on a
 // connection does not lead to another table.
 func (t Table) In(database string) Table {

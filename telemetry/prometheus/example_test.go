@@ -11,28 +11,28 @@ import (
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
 )
 
+func Open(cfg *mysql.Config, registry prometheus.Registerer) (*sql.DB, error) {
+	locks := lockprom.New()
+	connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
+	if err != nil {
+		return nil, err
+	}
+	db := sql.OpenDB(connector)
+	stats, err := lockprom.NewStatsCollector(db)
+	if err != nil {
+		return nil, err
+	}
+	registry.MustRegister(locks, stats)
+	return db, nil
+}
+
 // With the registry that promhttp.Handler serves.
 func Example() {
-	open := func(dsn string) (*sql.DB, error) {
-		cfg, err := mysql.ParseDSN(dsn)
-		if err != nil {
-			return nil, err
-		}
-		locks := lockprom.New()
-		connector, err := mysqllock.NewConnector(cfg, mysqllock.Config{Observer: locks})
-		if err != nil {
-			return nil, err
-		}
-		db := sql.OpenDB(connector)
-		stats, err := lockprom.NewStatsCollector(db)
-		if err != nil {
-			return nil, err
-		}
-		prometheus.MustRegister(locks, stats)
-		return db, nil
+	cfg, err := mysql.ParseDSN("app:pw@tcp(127.0.0.1:3306)/shop")
+	if err != nil {
+		return
 	}
-
-	db, err := open("app:pw@tcp(127.0.0.1:3306)/shop")
+	db, err := Open(cfg, prometheus.DefaultRegisterer)
 	if err != nil {
 		return
 	}
