@@ -78,8 +78,8 @@ type waiter struct {
 	called  bool          // next is closed
 }
 
-// inLine reports whether it still waits to come to the front.
-func (w *waiter) inLine() bool {
+// queued reports whether it still waits to come to the front.
+func (w *waiter) queued() bool {
 	select {
 	case <-w.front:
 		return false
@@ -282,7 +282,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 		case <-w.next:
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			if w.inLine() {
+			if w.queued() {
 				t.ahead, t.waits = w, false
 			}
 			return w.refused
@@ -441,7 +441,7 @@ func (l *keyQueue) callNext() {
 func (t *Ticket) Next() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	return t.ahead != nil && t.ahead.inLine()
+	return t.ahead != nil && t.ahead.queued()
 }
 
 // call ends the wait of the first waiter, which is in front, or refused.
@@ -649,7 +649,7 @@ func (t *Ticket) Granted(h *lockerr.Holder) {
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
 	t.holder, t.since = h, time.Now()
-	if w := t.ahead; w != nil && w.inLine() { // the one in front has ended its transaction, and leaves
+	if w := t.ahead; w != nil && w.queued() { // the one in front has ended its transaction, and leaves
 		l := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
 		l.call(nil)
@@ -757,7 +757,7 @@ func (t *Ticket) Leave() {
 }
 
 func (t *Ticket) leave() {
-	if w := t.ahead; w != nil && w.inLine() {
+	if w := t.ahead; w != nil && w.queued() {
 		l := t.q.queues[w.key.name()]
 		for at := l.waiting.Front(); at != nil; at = at.Next() {
 			if at.Value == w {
