@@ -176,8 +176,8 @@ func (b board) want(t *testing.T, others map[uint64]string) {
 		if !ok {
 			want = "done 1 1"
 		}
-		if got := fmt.Sprintln(f.State, f.Tries, f.Results); strings.TrimSpace(got) != want {
-			t.Errorf("task %d: state, tries and results are %swant %s", f.ID, got, want)
+		if got := fmt.Sprintf("%s %d %d", f.State, f.Tries, f.Results); got != want {
+			t.Errorf("task %d: state, tries and results are %s, want %s", f.ID, got, want)
 		}
 	}
 }
