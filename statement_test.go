@@ -433,6 +433,22 @@ func TestHowNothingIsLocked(t *testing.T) {
 			dbtest.OK(t, dbtest.Err(read(ctx, strict, 1)))
 			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
 		})
+		t.Run("a read before the lock", func(t *testing.T) {
+			for name, strategy := range strategies {
+				for _, db := range []*sql.DB{db, strict} {
+					before := s.stock(1)
+					n, err := read(dbtest.Limited(t), db, 1)
+					dbtest.OK(t, err)
+					locked := func(ctx context.Context, text string, args ...any) {
+						t.Helper()
+						dbtest.OK(t, mysqllock.Do(ctx, db, "read before "+name, func(ctx context.Context) error { return exec(ctx, db, text, args...) }, strategy))
+					}
+					locked(dbtest.Limited(t), takeOne)
+					locked(dbtest.Limited(t), "UPDATE p SET stock = ? WHERE id = 1", n-1)
+					s.wantStock(1, before-1) // the first sale is lost
+				}
+			}
+		})
 		t.Run("a wrapper that drops contexts", func(t *testing.T) {
 			hold := stock.Acquire(t, other, "k")
 			defer hold.Rollback()
