@@ -125,8 +125,8 @@ type Config struct {
 	// refused with ErrUnsafe, since its commit would give the lock back.
 	//
 	// After "log:", as in "log:products", nothing is refused: the Observer gets an Advised
-	// event, once for each text (at most 1,000 of them); without an Observer
-	// [log/slog.Default] gets a line.
+	// event, once for each line of code and table (at most 1,000 of them); without an
+	// Observer [log/slog.Default] gets a line.
 	//
 	// What the text of a statement does not show is not seen: see docs/no-lock.md. "" is
 	// no table, and costs nothing. (lockRequire)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -431,6 +432,22 @@ func TestHowNothingIsLocked(t *testing.T) {
 			ctx = lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait())
 			dbtest.OK(t, dbtest.Err(read(ctx, strict, 1)))
 			dbtest.Want(t, write(ctx, strict), mysqllock.ErrUnsafe)
+		})
+		t.Run("a read before the lock", func(t *testing.T) {
+			for name, strategy := range strategies {
+				for _, db := range []*sql.DB{db, strict} {
+					before := s.stock(1)
+					n, err := read(dbtest.Limited(t), db, 1)
+					dbtest.OK(t, err)
+					locked := func(ctx context.Context, text string, args ...any) {
+						t.Helper()
+						dbtest.OK(t, mysqllock.Do(ctx, db, "read before "+name, func(ctx context.Context) error { return exec(ctx, db, text, args...) }, strategy))
+					}
+					locked(dbtest.Limited(t), takeOne)
+					locked(dbtest.Limited(t), "UPDATE p SET stock = ? WHERE id = 1", n-1)
+					s.wantStock(1, before-1) // the first sale is lost
+				}
+			}
 		})
 		t.Run("a wrapper that drops contexts", func(t *testing.T) {
 			hold := stock.Acquire(t, other, "k")
@@ -1238,11 +1255,15 @@ func TestStrictModeAsksForTheKeyAlone(t *testing.T) {
 	})
 }
 
-// TestStrictModeLogs: in log mode all of it runs, and each text is told once.
+// TestStrictModeLogs: in log mode all of it runs, and each line of code is told once, also if
+// several lines have one text, as with an ORM, or one line has several texts.
 func TestStrictModeLogs(t *testing.T) {
+	const writes = 4
 	use := func(t *testing.T, db *sql.DB) {
-		for range 3 {
+		for i := range 3 {
 			dbtest.Exec(t, db, takeOne)
+			dbtest.Exec(t, db, takeOne)
+			dbtest.Exec(t, db, fmt.Sprintf("UPDATE p SET stock = stock - 1 WHERE id = %d", i))
 			with := lockctx.With(dbtest.Limited(t), "k")
 			stock.MustRead(t, with, db, 1)
 			dbtest.ExecIn(t, with, db, "UPDATE p SET stock = 9")
@@ -1254,15 +1275,27 @@ func TestStrictModeLogs(t *testing.T) {
 	var servers atomic.Int32
 	t.Cleanup(func() {
 		slog.SetDefault(was)
-		if got := lines.String(); strings.Count(got, "a write lacks its lock") != 2*int(servers.Load()) {
+		if got := lines.String(); strings.Count(got, "a write lacks its lock") != writes*int(servers.Load()) {
 			t.Errorf("the log says %s", got)
 		}
 	})
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Require: "log:p"})
 		use(t, db)
-		if told := w.advice(); len(told) != 2 || !strings.Contains(told[0], "statement_test.go:") || !strings.Contains(told[0], "no lock") || !strings.Contains(told[1], "after a read outside") {
-			t.Errorf("the observer was told %q", told)
+		told, lines := w.advice(), make(map[string]bool)
+		for i, says := range told {
+			line := regexp.MustCompile(`statement_test\.go:\d+ writes p `).FindString(says)
+			want := "no lock"
+			if i == writes-1 {
+				want = "after a read outside"
+			}
+			if line == "" || lines[line] || !strings.Contains(says, want) {
+				t.Errorf("the observer was told %q", says)
+			}
+			lines[line] = true
+		}
+		if len(told) != writes {
+			t.Errorf("the observer was told %d times, want %d", len(told), writes)
 		}
 		servers.Add(1)
 		use(t, s.open("lockRequire=log:p")) // without an observer

@@ -337,22 +337,23 @@ func (c *checker) text(v ssa.Value) (kind, string) {
 
 // model names the table of a model by its type.
 func (c *checker) model(v ssa.Value) string {
-	s := c.source(v)
-	if s == nil {
-		return ""
+	if s := c.source(v); s != nil {
+		return modelOf(s.Type())
 	}
-	t := s.Type()
+	return ""
+}
+
+func modelOf(t types.Type) string {
 	for {
 		switch u := types.Unalias(t).(type) {
 		case *types.Pointer:
 			t = u.Elem()
-			continue
 		case *types.Slice:
 			t = u.Elem()
-			continue
 		case *types.Named:
 			return u.String()
+		default:
+			return ""
 		}
-		return ""
 	}
 }

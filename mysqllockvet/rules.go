@@ -26,6 +26,7 @@ func (c *checker) checkLock(l *lock) {
 	c.checkLeft(l)
 	c.checkGoroutines(l)
 	c.checkReplicas(l)
+	c.checkLoaded(l)
 	c.checkOutside(l)
 	c.checkDriver(l)
 }

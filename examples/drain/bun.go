@@ -7,23 +7,20 @@ import (
 )
 
 // SomeBun is Some with bun.
-func SomeBun(ctx context.Context, db *bun.DB, worker string, do func(id uint64) error) (n int, err error) {
+func SomeBun(ctx context.Context, db *bun.DB, worker string, do func(tx bun.Tx, id uint64) error) (n int, err error) {
 	err = db.RunInTx(ctx, readCommitted, func(ctx context.Context, tx bun.Tx) error {
-		var ids []uint64
-		if err := tx.NewSelect().Table("tasks").Column("id").Where("state = ?", "new").Order("id").Limit(most).
-			For("UPDATE SKIP LOCKED").Scan(ctx, &ids); err != nil {
+		var tasks []Task
+		if err := tx.NewSelect().Table("tasks").Column("id", "tries").Where("state = ?", "new").Order("id").Limit(most).
+			For("UPDATE SKIP LOCKED").Scan(ctx, &tasks); err != nil {
 			return err
 		}
-		if n = len(ids); n == 0 {
-			return nil
-		}
-		for _, id := range ids {
-			if err := do(id); err != nil {
+		n = len(tasks)
+		for _, task := range tasks {
+			if err := oneSQL(ctx, tx, worker, task, func() error { return do(tx, task.ID) }); err != nil {
 				return err
 			}
 		}
-		_, err := tx.NewUpdate().Table("tasks").Set("state = 'done'").Set("worker = ?", worker).Set("runs = runs + 1").Where("id IN (?)", bun.List(ids)).Exec(ctx)
-		return err
+		return nil
 	})
 	return n, err
 }

@@ -2,6 +2,7 @@ package drain
 
 import (
 	"context"
+	"database/sql"
 
 	"entgo.io/ent/dialect"
 	entsql "entgo.io/ent/dialect/sql"
@@ -9,38 +10,43 @@ import (
 
 var mySQL = entsql.Dialect(dialect.MySQL)
 
-// SomeEnt is Some with ent. A generated client has the same with its feature sql/lock:
-// tx.Task.Query().Where(…).ForUpdate(sql.WithLockAction(sql.SkipLocked)).
-func SomeEnt(ctx context.Context, db *entsql.Driver, worker string, do func(id uint64) error) (n int, err error) {
+// SomeEnt is Some with ent. A generated client has the same with its features sql/lock and
+// sql/execquery: tx.Task.Query().Where(…).ForUpdate(sql.WithLockAction(sql.SkipLocked)), and
+// tx.ExecContext.
+func SomeEnt(ctx context.Context, db *entsql.Driver, worker string, do func(tx dialect.Tx, id uint64) error) (n int, err error) {
 	tx, err := db.BeginTx(ctx, readCommitted)
 	if err != nil {
 		return 0, err
 	}
 	defer tx.Rollback()
-	ids, err := todo(ctx, tx)
+	tasks, err := todo(ctx, tx)
 	if err != nil {
 		return 0, err
 	}
-	for _, id := range ids {
-		if err := do(id); err != nil {
-			return 0, err
-		}
-		text, args := mySQL.Update("tasks").Set("state", "done").Set("worker", worker).Add("runs", 1).Where(entsql.EQ("id", id)).Query()
-		if err := tx.Exec(ctx, text, args, nil); err != nil {
+	for _, task := range tasks {
+		if err := oneSQL(ctx, entTx{tx}, worker, task, func() error { return do(tx, task.ID) }); err != nil {
 			return 0, err
 		}
 	}
-	return len(ids), tx.Commit()
+	return len(tasks), tx.Commit()
 }
 
-func todo(ctx context.Context, tx dialect.Tx) (ids []uint64, err error) {
-	text, args := mySQL.Select("id").From(entsql.Table("tasks")).Where(entsql.EQ("state", "new")).OrderBy("id").Limit(most).
+// entTx has the ExecContext of a generated client.
+type entTx struct{ dialect.Tx }
+
+func (tx entTx) ExecContext(ctx context.Context, text string, args ...any) (res sql.Result, err error) {
+	err = tx.Exec(ctx, text, args, &res)
+	return res, err
+}
+
+func todo(ctx context.Context, tx dialect.Tx) (tasks []Task, err error) {
+	text, args := mySQL.Select("id", "tries").From(entsql.Table("tasks")).Where(entsql.EQ("state", "new")).OrderBy("id").Limit(most).
 		ForUpdate(entsql.WithLockAction(entsql.SkipLocked)).Query()
 	var rows entsql.Rows
 	if err := tx.Query(ctx, text, args, &rows); err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	err = entsql.ScanSlice(rows, &ids)
-	return ids, err
+	err = entsql.ScanSlice(rows, &tasks)
+	return tasks, err
 }

@@ -3,41 +3,71 @@ package drain
 import (
 	"context"
 	"database/sql"
+	"errors"
 )
 
 // SomeSQL is Some with database/sql.
-func SomeSQL(ctx context.Context, db *sql.DB, worker string, do func(id uint64) error) (n int, err error) {
+func SomeSQL(ctx context.Context, db *sql.DB, worker string, do func(tx *sql.Tx, id uint64) error) (n int, err error) {
 	tx, err := db.BeginTx(ctx, readCommitted)
 	if err != nil {
 		return 0, err
 	}
 	defer tx.Rollback()
-	ids, err := idsOf(tx.QueryContext(ctx, "SELECT id FROM tasks WHERE state = 'new' ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED", most))
+	tasks, err := tasksOf(tx.QueryContext(ctx, "SELECT id, tries FROM tasks WHERE state = 'new' ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED", most))
 	if err != nil {
 		return 0, err
 	}
-	for _, id := range ids {
-		if err := do(id); err != nil {
-			return 0, err
-		}
-		if _, err := tx.ExecContext(ctx, "UPDATE tasks SET state = 'done', worker = ?, runs = runs + 1 WHERE id = ?", worker, id); err != nil {
+	for _, task := range tasks {
+		if err := oneSQL(ctx, tx, worker, task, func() error { return do(tx, task.ID) }); err != nil {
 			return 0, err
 		}
 	}
-	return len(ids), tx.Commit()
+	return len(tasks), tx.Commit()
 }
 
-func idsOf(rows *sql.Rows, err error) (ids []uint64, _ error) {
+func tasksOf(rows *sql.Rows, err error) (tasks []Task, _ error) {
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id uint64
-		if err := rows.Scan(&id); err != nil {
+		var t Task
+		if err := rows.Scan(&t.ID, &t.Tries); err != nil {
 			return nil, err
 		}
-		ids = append(ids, id)
+		tasks = append(tasks, t)
 	}
-	return ids, rows.Err()
+	return tasks, rows.Err()
+}
+
+// execer is a transaction.
+type execer interface {
+	ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error)
+}
+
+// oneSQL is one for an execer.
+func oneSQL(ctx context.Context, tx execer, worker string, task Task, do func() error) error {
+	mark := func(state string) (rows int64, err error) {
+		res, err := tx.ExecContext(ctx, "UPDATE tasks SET state = ?, worker = ?, tries = ? WHERE id = ? AND state = 'new'",
+			state, worker, task.Tries+1, task.ID)
+		if err != nil {
+			return 0, err
+		}
+		return res.RowsAffected()
+	}
+	if _, err := tx.ExecContext(ctx, "SAVEPOINT task"); err != nil {
+		return err
+	}
+	if rows, err := mark("done"); err != nil || rows == 0 { // another worker has done it
+		return err
+	}
+	failure := do()
+	if failure == nil {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT task"); err != nil { // the transaction has ended, as after a deadlock
+		return errors.Join(failure, err)
+	}
+	_, err := mark(task.afterFailure())
+	return err
 }

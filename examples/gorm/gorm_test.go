@@ -21,7 +21,7 @@ func TestGORM(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		for name, test := range map[string]func(*testing.T, *testshop.Shop){
 			"Shop": testShop, "Audit": testAudit, "Connection": testConnection, "Decisions": testDecisions,
-			"Payments": testPayments, "Resolver": testResolver, "StrictPayment": testStrictPayment, "SellByVersion": testSellByVersion,
+			"Payments": testPayments, "Resolver": testResolver, "StrictPayment": testStrictPayment, "StrictLog": testStrictLog, "Migrate": testMigrate, "SellByVersion": testSellByVersion,
 		} {
 			t.Run(name, func(t *testing.T) { test(t, shop) })
 		}

@@ -2,6 +2,7 @@ package gormshop
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
@@ -165,5 +167,37 @@ func testStrictPayment(t *testing.T, shop *testshop.Shop) {
 				}
 			})
 		})
+	}
+}
+
+// testStrictLog: in log mode each line that saves a bill is told once, although GORM has one text
+// for all of them.
+func testStrictLog(t *testing.T, shop *testshop.Shop) {
+	base, err := mysql.ParseDSN(shop.DSN)
+	check(t, err)
+	var told []string
+	connector, err := mysqllock.NewConnector(base, mysqllock.Config{Require: "log:bills", Observer: observer(func(e mysqllock.Event) {
+		told = append(told, e.Err.Error())
+	})})
+	check(t, err)
+	db, err := OpenConn(sql.OpenDB(connector), &gorm.Config{Logger: logger.Discard})
+	check(t, err)
+	closeLater(t, db)
+	check(t, db.AutoMigrate(&Bill{}, &BillAudit{}))
+	for range 3 {
+		check(t, db.Save(&Bill{ID: 1, Paid: true}).Error)
+		check(t, db.Save(&Bill{ID: 2, Paid: true}).Error)
+	}
+	if len(told) != 2 || told[0] == told[1] || !strings.Contains(told[0], "strict_test.go:") || !strings.Contains(told[1], "strict_test.go:") {
+		t.Errorf("told %q", told)
+	}
+}
+
+// observer is told of what is advised.
+type observer func(mysqllock.Event)
+
+func (o observer) Observe(_ context.Context, e mysqllock.Event) {
+	if e.Kind == mysqllock.Advised {
+		o(e)
 	}
 }

@@ -2,7 +2,6 @@ package handle
 
 import (
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"path"
 	"runtime"
@@ -18,13 +17,20 @@ import (
 // mysqllock.Config.Require.
 type Required struct {
 	tables []requiredTable
-	logs   bool                                    // what lacks its lock is told once, and runs
+	logs   bool                                    // a write that lacks its lock is told once, and runs
 	Key    func(table string, keys []string) error // see mysqllock.Config.RequireKey; nil without one
 
 	asks func(schema, table string) bool // names, made once
 
 	mu   sync.Mutex
-	told map[uint64]bool // hashes of the texts that were told
+	told map[lack]bool // in log mode
+}
+
+// lack is a write that lacks its lock, as far as an error names it. The text is no part of it: an
+// ORM has one text for all places that save a model, and some programs write values into theirs.
+type lack struct {
+	place, table string
+	sentinel     error
 }
 
 // requiredTable has patterns in lower case. schema is "" for any.
@@ -39,7 +45,7 @@ func ParseRequired(value string) (*Required, error) {
 		return nil, nil
 	}
 	tables, logs := strings.CutPrefix(value, logMode)
-	r := &Required{logs: logs, told: make(map[uint64]bool)}
+	r := &Required{logs: logs, told: make(map[lack]bool)}
 	for name := range strings.SplitSeq(tables, ",") {
 		var t requiredTable
 		t.table = strings.ToLower(strings.TrimSpace(name))
@@ -83,14 +89,10 @@ func (r *Required) Writes(text string) string {
 	return table
 }
 
-// Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, if it
-// writes one of the tables that need one.
-func (k *Handle) Unlocked(text string) error {
-	table := k.Settings.Required.Writes(text)
-	if table == "" {
-		return nil
-	}
-	err := k.Lacks(text, lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
+// Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, and writes a
+// table that needs one.
+func (k *Handle) Unlocked(table string) error {
+	err := k.Lacks(lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
 		"run it in mysqllock.Do, or in a transaction whose BeginTx has a context of lockctx.With, and with the context that this gives")
 	if err == nil {
 		return nil
@@ -99,13 +101,13 @@ func (k *Handle) Unlocked(text string) error {
 }
 
 // Lacks returns the error of a statement that writes a table without what it needs. In log
-// mode it tells it instead, once for each text.
-func (k *Handle) Lacks(text string, sentinel error, table, why string) error {
-	r := k.Settings.Required
-	if r.logs && !r.isNew(text) {
+// mode it tells it instead, once for each place in the code, table and sentinel.
+func (k *Handle) Lacks(sentinel error, table, why string) error {
+	r, place := k.Settings.Required, caller()
+	if r.logs && !r.isNew(lack{place, table, sentinel}) {
 		return nil
 	}
-	err := lockerr.With(sentinel, fmt.Errorf("%s writes %s %s", caller(), table, why))
+	err := lockerr.With(sentinel, fmt.Errorf("%s writes %s %s", place, table, why))
 	if !r.logs {
 		return err
 	}
@@ -121,20 +123,17 @@ func (k *Handle) Lacks(text string, sentinel error, table, why string) error {
 // LacksLock is what log mode says in a log.
 const LacksLock = "a write lacks its lock"
 
-// mostTold bounds what is remembered: programs may write values into their texts.
+// mostTold bounds what is remembered: programs may make tables, and so their names.
 const mostTold = 1000
 
-var seed = maphash.MakeSeed()
-
-// isNew reports whether text was not told yet.
-func (r *Required) isNew(text string) bool {
-	hash := maphash.String(seed, text)
+// isNew reports whether l was not told yet.
+func (r *Required) isNew(l lack) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.told[hash] || len(r.told) == mostTold {
+	if r.told[l] || len(r.told) == mostTold {
 		return false
 	}
-	r.told[hash] = true
+	r.told[l] = true
 	return true
 }
 

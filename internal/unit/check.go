@@ -98,7 +98,7 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 		return nil
 	}
 	lacks := func(sentinel error, why string) error {
-		if err := s.k.Lacks(st.Text, sentinel, table, why); err != nil {
+		if err := s.k.Lacks(sentinel, table, why); err != nil {
 			return s.error(h, u, st, err)
 		}
 		return nil

@@ -27,7 +27,7 @@ type Conn struct {
 
 	tx      *Tx    // the open transaction that BeginTx has begun here
 	use     use    // what database/sql uses it for now
-	free    string // the last text that strict mode has let run without a lock
+	free    string // the last text that strict mode lets run without a lock
 	skipped string // the statement that was just asked for, and will be prepared
 
 	leftOn *pool.Conn // of a light connection, the real one on which it has left something; nil if it has left nothing where it was last

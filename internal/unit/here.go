@@ -12,11 +12,12 @@ import (
 // look looks at an unhinted statement that is about to run. It sends nothing. Most statements it knows at a
 // glance.
 func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
-	if c.k.Settings.Required != nil && text != c.free {
-		if err := c.k.Unlocked(text); err != nil {
+	if r := c.k.Settings.Required; r != nil && text != c.free {
+		if table := r.Writes(text); table == "" {
+			c.free = text
+		} else if err := c.k.Unlocked(table); err != nil {
 			return info, err
 		}
-		c.free = text
 	}
 	if err := c.need(ctx); err != nil {
 		return info, err

@@ -33,6 +33,7 @@ func (q *SelectQuery) WherePK() *SelectQuery                                    
 func (q *SelectQuery) Scan(ctx context.Context, dest ...any) error               { return nil }
 func (q *UpdateQuery) Model(v any) *UpdateQuery                                  { return q }
 func (q *UpdateQuery) WherePK() *UpdateQuery                                     { return q }
+func (q *UpdateQuery) Set(text string, args ...any) *UpdateQuery                 { return q }
 func (q *InsertQuery) Model(v any) *InsertQuery                                  { return q }
 func (q *UpdateQuery) Exec(ctx context.Context, dest ...any) (sql.Result, error) { return nil, nil }
 func (q *InsertQuery) Exec(ctx context.Context, dest ...any) (sql.Result, error) { return nil, nil }
