@@ -8,6 +8,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -473,5 +474,118 @@ func TestAReadGoesOutWithItsLock(t *testing.T) {
 		}
 		dbtest.OK(t, rows.Err())
 		dbtest.Equal(t, "there are %d rows", next, 6)
+	})
+}
+
+// TestTheNextReadWaitsInTheServer while a caller of its process has the key: it has the key, and the rows, at the COMMIT of that. It is
+// refused, and leaves nothing behind, if its wait is over or its context ends; once it has the key only its context ends the query.
+func TestTheNextReadWaitsInTheServer(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		waits := func() bool {
+			var n int
+			dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO NOT LIKE '%NOWAIT%' AND ID <> CONNECTION_ID()", s.Name).Scan(&n))
+			return n > 0
+		}
+		free := func(what string) {
+			t.Helper()
+			dbtest.Soon(t, what+": the key is free", func() bool { return !s.Locked("k") })
+			dbtest.Soon(t, what+": no session is in use", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })
+		}
+		type next struct {
+			ctx    context.Context
+			cancel context.CancelFunc
+			n      int
+			err    error
+			done   chan struct{}
+		}
+		behind := func(opts ...lockctx.Option) *next {
+			t.Helper()
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			b := &next{ctx: lockctx.With(ctx, "k", opts...), cancel: cancel, done: make(chan struct{})}
+			go func() {
+				defer close(b.done)
+				b.n, b.err = stock.Read(b.ctx, db, 1)
+			}()
+			dbtest.Soon(t, "it waits in the server", waits)
+			return b
+		}
+		for range 3 { // with connections that are known, and a row that is there
+			dbtest.OK(t, dbtest.Err(sellByKey(dbtest.Limited(t), db, setStock)))
+		}
+
+		first, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		first = lockctx.With(first, "k")
+		n := stock.MustRead(t, first, db, 1)
+		texts := tap.Texts()
+		b := behind()
+		dbtest.ExecIn(t, first, db, setStock, n-1, 1)
+		<-b.done
+		if dbtest.OK(t, b.err); b.n != n-1 {
+			t.Errorf("it has read %d, want %d", b.n, n-1)
+		}
+		sent := slices.DeleteFunc(texts(), func(text string) bool { return !strings.Contains(text, "stock") }) // a session may have been opened
+		if len(sent) != 2 || !strings.Contains(sent[0], "; /* mysqllock ") || strings.Contains(sent[1], "FOR UPDATE") {
+			t.Errorf("want the lock with the query, and the write without the lock of the next:\n%s", strings.Join(sent, "\n"))
+		}
+		dbtest.ExecIn(t, b.ctx, db, setStock, b.n-1, 1)
+		s.WantStock(1, n-2)
+		free("both have sold")
+		b.cancel()
+
+		for name, c := range map[string]struct {
+			opts  []lockctx.Option
+			gone  bool // its context ends
+			wants error
+		}{
+			"its wait is over":  {opts: []lockctx.Option{lockctx.Wait(300 * time.Millisecond)}, wants: mysqllock.ErrTimeout},
+			"its context ended": {gone: true, wants: context.Canceled},
+		} {
+			first, cancel := context.WithCancel(dbtest.Limited(t))
+			first = lockctx.With(first, "k")
+			n := stock.MustRead(t, first, db, 1)
+			b := behind(c.opts...)
+			if c.gone {
+				b.cancel()
+			}
+			<-b.done
+			dbtest.Is(t, name, b.err, c.wants)
+			dbtest.ExecIn(t, first, db, setStock, n, 1)
+			cancel()
+			free(name)
+			b.cancel()
+		}
+
+		blocker, err := s.Plain.Conn(t.Context())
+		dbtest.OK(t, err)
+		defer blocker.Close()
+		for _, gone := range []bool{false, true} {
+			first, cancel := context.WithCancel(dbtest.Limited(t))
+			stock.MustRead(t, lockctx.With(first, "k"), db, 1)
+			b := behind(lockctx.Wait(time.Second))
+			locked := dbtest.Go(func() error { return dbtest.Err(blocker.ExecContext(t.Context(), "LOCK TABLES p WRITE")) })
+			dbtest.Soon(t, "it waits for the first", func() bool {
+				var n int
+				dbtest.OK(t, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND STATE LIKE 'Waiting for table metadata lock%'", s.Name).Scan(&n))
+				return n > 0
+			})
+			cancel() // the key is granted, and the query waits
+			dbtest.OK(t, <-locked)
+			dbtest.Soon(t, "the query waits", func() bool { return !waits() })
+			time.Sleep(1500 * time.Millisecond)
+			if gone {
+				b.cancel()
+				<-b.done
+			}
+			dbtest.ExecIn(t, t.Context(), blocker, "UNLOCK TABLES")
+			if <-b.done; gone {
+				dbtest.Is(t, "its context ended in the query", b.err, context.Canceled)
+			} else if dbtest.OK(t, b.err); !s.Locked("k") {
+				t.Error("the key is not locked")
+			}
+			b.cancel()
+			free("a query that waits")
+		}
 	})
 }

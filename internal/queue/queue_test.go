@@ -173,6 +173,83 @@ func TestInItsLastMoments(t *testing.T) {
 	}
 }
 
+// TestTheNextWaitsElsewhere: a caller that asks for that is told when it is the next behind one that has the key and could hand it
+// over. It is not handed over to it then. It comes to the front when the one before leaves, or when it is granted the lock before that.
+func TestTheNextWaitsElsewhere(t *testing.T) {
+	next := func(t *testing.T, q *Queue, from any) chan *Ticket {
+		t.Helper()
+		got := make(chan *Ticket, 1)
+		go func() {
+			ticket, err := q.Enter(ctx, alone("k"), from, Ends{Next: true})
+			dbtest.OK(t, err)
+			got <- ticket
+		}()
+		synctest.Wait()
+		return got
+	}
+	for name, test := range map[string]struct {
+		from          any  // who has granted the lock of the one in front
+		late, granted bool // that has it only after the next has come; the next is granted the lock before that leaves
+	}{
+		"another strategy":                    {from: "others"},
+		"the one in front leaves":             {from: "us"},
+		"the same, granted later":             {from: "us", late: true},
+		"granted before the other has left":   {from: "us", granted: true},
+		"the same, where that was told later": {from: "us", late: true, granted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var q Queue
+				front := enter(t, &q, "k")
+				if !test.late {
+					front.GrantedBy(test.from, &lockerr.Holder{ConnectionID: 1})
+				}
+				got := next(t, &q, "us")
+				if test.late {
+					if len(got) > 0 {
+						t.Fatal("it is told that it is the next before the one in front has the key")
+					}
+					front.GrantedBy(test.from, &lockerr.Holder{ConnectionID: 1})
+					synctest.Wait()
+				}
+				if test.from != "us" {
+					if len(got) > 0 {
+						t.Fatal("it would wait for a lock that others have")
+					}
+					front.Leave()
+					(<-got).Leave()
+					return
+				}
+				ahead := <-got
+				third := next(t, &q, "us")
+				if !ahead.Next() || front.HasNext("us") || front.Handoff("us", "the lock") || len(third) > 0 || q.Waiting("k") != 2 {
+					t.Errorf("next: %v, and the lock could be handed over: %v; %d wait", ahead.Next(), front.HasNext("us"), q.Waiting("k"))
+				}
+				if test.granted {
+					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
+					front.Leave()
+				} else {
+					front.Leave()
+					if ahead.Next() {
+						t.Error("it is not in front")
+					}
+					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
+				}
+				if h := q.Holder("k"); h == nil || h.ConnectionID != 2 || ahead.Next() {
+					t.Errorf("%v has the key", h)
+				}
+				last := <-third
+				if !last.Next() {
+					t.Error("the third is not the next")
+				}
+				last.Leave() // it gives up
+				ahead.Leave()
+				q.empty(t)
+			})
+		})
+	}
+}
+
 func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue

@@ -80,7 +80,7 @@ func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []
 		case returnsRows(text):
 			answering = append(answering, i)
 		case text == "COMMIT" && i < len(texts)-1:
-			packet.WriteString("; SELECT 1")
+			packet.WriteString("; SELECT " + Untimed + "1")
 			answering = append(answering, i)
 		}
 	}
@@ -235,7 +235,7 @@ func Stopped(err error) bool {
 
 // Counted returns how many rows the statement before it has changed. If there are none, it fails, in a way that no statement
 // of a caller's does ([Unchanged]), so that those behind it do not run.
-const Counted = "SELECT IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(" + tooLarge + " + ROW_COUNT())) LIMIT 1"
+const Counted = "SELECT " + Untimed + "IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(" + tooLarge + " + ROW_COUNT())) LIMIT 1"
 
 // tooLarge is in the text of the error 1690 of Counted, which has the expression.
 const tooLarge = "720.0424"
