@@ -552,16 +552,16 @@ func TestKilledAtCommit(t *testing.T) {
 			with string // what the statement has in it
 			run  func(stop func()) error
 		}{
-			{"advisory", "; COMMIT; ", func(stop func()) error {
+			{"advisory", "; COMMIT", func(stop func()) error {
 				return transaction(lockctx.With(dbtest.Limited(t), "k", lockctx.Advisory()), stop)
 			}},
-			{"advisory, Do", "; COMMIT; ", func(stop func()) error {
+			{"advisory, Do", "; COMMIT", func(stop func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Advisory())
 			}},
-			{"lease, Do", "; COMMIT; ", func(stop func()) error {
+			{"lease, Do", "; COMMIT", func(stop func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error { return transaction(ctx, stop) }, lockctx.Lease(ttl))
 			}},
-			{"row, handed over", "COMMIT; SELECT 1; ", func(stop func()) error {
+			{"row, handed over", "COMMIT; SELECT ", func(stop func()) error {
 				return mysqllock.Do(dbtest.Limited(t), db, "k", func(ctx context.Context) error {
 					go func() {
 						next <- mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil })

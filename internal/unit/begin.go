@@ -246,7 +246,8 @@ func (s *session) lockFirst(ctx context.Context) (*unit, error) {
 		}
 	}
 	first.TakeOver = func(c *pool.Conn) { s.link = c }
-	if s.read != nil && len(p.requests) == 1 && len(s.grants) == 0 && p.l.Far() && joins(s.read, p.l.Info()) {
+	if s.read != nil && len(p.requests) == 1 && len(s.grants) == 0 && joins(s.read, p.l.Info()) {
+		first.Ahead = p.l.Far() && !k.Bounded()
 		first.Behind = &rowlock.Behind{Query: s.read.Text, Args: s.read.Args, Answered: s.read.Answered}
 	}
 	ctx, asked := first.seen.Within(ctx)
