@@ -21,6 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockctx"
 	"github.com/mysqllock/mysqllock/pool"
@@ -121,7 +122,9 @@ func awaitQueue(t *testing.T, db *sql.DB, n int) {
 }
 
 // passes reports whether a packet commits and locks the key for the next caller.
-func passes(text string) bool { return strings.HasPrefix(text, "COMMIT; SELECT 1; SELECT /*+") }
+func passes(text string) bool {
+	return strings.HasPrefix(text, "COMMIT; SELECT "+server.Untimed+"1; SELECT /*+")
+}
 
 // sell takes one of the stock of product 1, and knows what there was before.
 func sell(ctx context.Context, db *sql.DB, before int) error {
@@ -468,7 +471,7 @@ func TestHandoffToNobody(t *testing.T) {
 		defer cancel()
 		gone := dbtest.Go(func() error { return mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) })
 		awaitQueue(t, db, 1)
-		arrive := tap.Stall("COMMIT; SELECT 1; ")
+		arrive := tap.Stall("COMMIT; SELECT " + server.Untimed + "1; ")
 		released := dbtest.Go(hold.Release)
 		dbtest.Soon(t, "it is committed", func() bool { return s.Stock(1) == 9 })
 		cancel()
