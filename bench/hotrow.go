@@ -60,11 +60,7 @@ func hotRows(on string) (all []contender) {
 				}
 				return &work{func(ctx context.Context, worker int, key string) error {
 					if n.Rush == 0 {
-						err := sell(ctx, db, key, 1)
-						if errors.Is(err, mysqllock.ErrTimeout) {
-							<-ctx.Done() // its turn would not come before the end of the round
-						}
-						return err
+						return sell(ctx, db, key, 1)
 					}
 					id := worker%rushKeys + 1
 					ctx, cancel := context.WithTimeout(ctx, n.Rush)
