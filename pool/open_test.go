@@ -35,3 +35,27 @@ func TestHungOpeningIsGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// brittle is a connection on which nothing runs, and whose driver panics when it is closed.
+type brittle struct{ driver.Conn }
+
+func (brittle) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	return nil, errors.New("it has gone")
+}
+
+func (brittle) Close() error { panic("the driver in Close") }
+
+// TestAPanicInTheCloseOfWhatIsNotSetUp is no panic of the goroutine that opens connections, which would end the process.
+func TestAPanicInTheCloseOfWhatIsNotSetUp(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"set-up": {Setup: "SET autocommit = 0"},
+		"first":  {First: func(context.Context, driver.Conn) error { return errors.New("not this one") }},
+	} {
+		cfg.Max, cfg.Connect = 1, func(context.Context) (driver.Conn, error) { return brittle{}, nil }
+		p := newPool(cfg)
+		if c, err := p.Acquire(t.Context()); err == nil {
+			t.Errorf("%s: %v is no error", name, c)
+		}
+		p.Close()
+	}
+}

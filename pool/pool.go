@@ -187,7 +187,7 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 	c.adopted = false
 	if cfg.First != nil {
 		if err := cfg.First(ctx, conn); err != nil {
-			_ = conn.Close()
+			basedriver.Close(conn)
 			return nil, err
 		}
 	}
@@ -210,7 +210,7 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 		c.several, err = cfg.Several(ctx, c)
 	}
 	if err != nil {
-		_ = conn.Close()
+		basedriver.Close(conn)
 		return nil, fmt.Errorf("setting up a connection for locks: %w", err)
 	}
 	return c, nil
