@@ -69,6 +69,7 @@ type keyQueue struct {
 
 type waiter struct {
 	ticket  *Ticket
+	at      *list.Element // its place in keyQueue.waiting
 	key     Key
 	from    any           // who can hand the lock over to it: see Enter; nil for nobody
 	ends    time.Time     // of its context; zero is not known
@@ -205,14 +206,13 @@ func Deadlock(circle string) error {
 // wait.
 var ErrOver = errors.New("the wait is over")
 
-// Ends are channels that end a wait, beside its context. They cost less than a derived
+// Ends are what ends a wait, beside its context. It costs less than a derived
 // context. The zero value ends nothing.
 type Ends struct {
-	Over   <-chan time.Time // with ErrOver, but not within grace before a caller in front knows whether somebody has the key
-	At     time.Time        // when Over comes; zero is not known
-	Closed <-chan struct{}  // with lockerr.ErrClosed
-	Ahead  *Ahead           // gets what was known when the wait ended; nil for nobody who asks
-	Next   bool             // ends it with success as soon as the caller is the next: see [Ticket.Next]. It is for a key wanted alone
+	At     time.Time       // with ErrOver, but not within grace before a caller in front knows whether somebody has the key; zero is never
+	Closed <-chan struct{} // with lockerr.ErrClosed
+	Ahead  *Ahead          // gets what was known when the wait ended; nil for nobody who asks
+	Next   bool            // ends it with success as soon as the caller is the next: see [Ticket.Next]. It is for a key wanted alone
 }
 
 // Ahead is what the callers in front of a waiter know of the key when its wait ends.
@@ -266,16 +266,21 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	if ends.Next {
 		w.next = make(chan struct{})
 	}
-	at := l.waiting.PushBack(w)
+	w.at = l.waiting.PushBack(w)
 	l.callNext()
 	t.waits = true
 	for _, p := range t.positions {
 		p.in.tell() // nobody gets them before t gives up
 	}
 	q.mu.Unlock()
+	over := new(time.Timer)
+	if !ends.At.IsZero() {
+		over = time.NewTimer(time.Until(ends.At))
+		defer over.Stop()
+	}
 	var news <-chan struct{}
 	taken := false // those in front have said so, and may have left since
-	for over := ends.Over; err == nil; {
+	for late := false; err == nil; {
 		select {
 		case <-w.front:
 			return w.refused
@@ -292,14 +297,13 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			err = lockerr.ErrClosed
 		case <-news:
 			taken, err = true, ErrOver
-		case <-over:
-			if news = q.untold(l, came); news == nil || over != ends.Over {
+		case <-over.C:
+			if news = q.untold(l, came); news == nil || late {
 				taken, err = news == nil, ErrOver
 				break
 			}
-			last := time.NewTimer(grace)
-			defer last.Stop()
-			over = last.C
+			late = true
+			over.Reset(grace)
 		}
 	}
 	q.mu.Lock()
@@ -312,7 +316,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			*ends.Ahead = l.ahead(came)
 			ends.Ahead.Taken = ends.Ahead.Taken || taken
 		}
-		l.waiting.Remove(at)
+		l.waiting.Remove(w.at)
 		q.advance(l) // those behind it may be able to share the key
 		return err
 	}
@@ -634,21 +638,16 @@ func (t *Ticket) keep(slot int) {
 	close(t.freed)
 }
 
+// Granted notes that the ticket holds the lock now. Others can then learn who holds it,
+// and share it.
+func (t *Ticket) Granted(h *lockerr.Holder) { t.GrantedBy(nil, h) }
+
 // GrantedBy is Granted for a lock of from, whose holders may hand it over: see Enter.
 func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
 	t.q.mu.Lock()
-	t.from = from
-	t.q.mu.Unlock()
-	t.Granted(h)
-}
-
-// Granted notes that the ticket holds the lock now. Others can then learn who holds it,
-// and share it.
-func (t *Ticket) Granted(h *lockerr.Holder) {
-	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
-	t.holder, t.since = h, time.Now()
+	t.from, t.holder, t.since = from, h, time.Now()
 	if w := t.ahead; w != nil && w.queued() { // the one in front has ended its transaction, and leaves
 		l := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
@@ -759,12 +758,7 @@ func (t *Ticket) Leave() {
 func (t *Ticket) leave() {
 	if w := t.ahead; w != nil && w.queued() {
 		l := t.q.queues[w.key.name()]
-		for at := l.waiting.Front(); at != nil; at = at.Next() {
-			if at.Value == w {
-				l.waiting.Remove(at)
-				break
-			}
-		}
+		l.waiting.Remove(w.at)
 		t.q.advance(l)
 	}
 	t.ahead = nil

@@ -139,10 +139,7 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	}
 	if err == nil {
 		defer done()
-		left := a.Left()
-		over := time.NewTimer(left) // it costs less than a derived context
-		defer over.Stop()
-		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{Over: over.C, At: time.Now().Add(left), Closed: closed, Ahead: &ahead, Next: a.Next})
+		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{At: a.Start.Add(a.Wait), Closed: closed, Ahead: &ahead, Next: a.Next})
 	}
 	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
