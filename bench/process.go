@@ -243,8 +243,8 @@ func (s *stand) lockAlone(ctx context.Context, worker int, key string, inside *a
 func (r *report) lockUntil(ctx context.Context, end time.Time, times int, lock func() (func() error, error)) error {
 	for start := time.Now(); start.Before(end) && (times == 0 || r.All < times); {
 		release, err := lock()
-		if errors.Is(err, mysqllock.ErrTimeout) && !errors.Is(err, errGaveUp) {
-			<-ctx.Done() // its turn would not come before the end of the round
+		if errors.Is(err, mysqllock.ErrTimeout) { // lockWait is longer than a round: its turn would not come before the end of this one
+			<-ctx.Done()
 		}
 		if ctx.Err() != nil {
 			r.Wait += time.Since(start)
