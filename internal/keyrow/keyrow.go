@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -170,7 +171,7 @@ func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 		own, cancel := server.Within(context.WithoutCancel(ctx), background)
 		defer cancel()
 		if endErr := server.Exec(own, conn, end); endErr != nil {
-			_ = conn.Close()
+			basedriver.Close(conn)
 			err = cmp.Or(err, endErr)
 		}
 	}()
