@@ -61,14 +61,14 @@ func TestShortWaitsOfHeldKeys(t *testing.T) {
 				for _, wait := range []time.Duration{10 * time.Millisecond, 50 * time.Millisecond} { // one of 1 ms can end before the server has said anything
 					db := s.Handle("maxConns=8")
 					dbtest.OK(t, stock.Told(func() error { return take(t.Context(), db, "another "+key, opts) }))
-					// On a busy machine the server may say nothing for so long, now and then.
+					// On a busy machine the server may say nothing for so long, now and then: then another round is to show none of that.
 					var told map[string]int
-					for round := 0; round < 5 && told["timeout"] < 200-4; round++ {
+					for round := 0; round < 5 && told["timeout"] != 200; round++ {
 						told = tally(20, 10, func() error {
 							return take(t.Context(), db, key, append(opts[:len(opts):len(opts)], lockctx.Wait(wait)))
 						})
 					}
-					if told["timeout"]+told["no answer"] != 200 || told["no answer"] > 4 {
+					if told["timeout"] != 200 {
 						t.Errorf("%s, %s, %v: %v", name, way, wait, told)
 					}
 					db.Close()
@@ -112,11 +112,8 @@ func tally(callers, times int, ask func() error) map[string]int {
 			for range times {
 				word := "granted"
 				if err := ask(); err != nil {
-					switch word = err.Error(); {
-					case errors.Is(err, mysqllock.ErrTimeout) && !errors.Is(err, mysqllock.ErrExhausted):
+					if word = err.Error(); errors.Is(err, mysqllock.ErrTimeout) && !errors.Is(err, mysqllock.ErrExhausted) {
 						word = "timeout"
-					case errors.Is(err, mysqllock.ErrNoAnswer) && !errors.Is(err, mysqllock.ErrExhausted):
-						word = "no answer"
 					}
 				}
 				mu.Lock()
