@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // fakeServer is a database in memory. It writes down every call that arrives
@@ -807,7 +809,7 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 			reply, err := one(int64(c.id), int64(0), nil, int64(0), "0", "0")
 			reply.rows = slices.Repeat(reply.rows, 1+strings.Count(text, "UNION ALL"))
 			return reply, err
-		case strings.HasPrefix(text, "SELECT IF("): // a guard, or a named lock
+		case strings.HasPrefix(text, "SELECT IF("), strings.HasPrefix(text, "SELECT "+server.Untimed+"IF("): // a named lock, or a guard
 			return one(int64(1))
 		case strings.Contains(text, "CONNECTION_ID()"):
 			return one(int64(c.id))

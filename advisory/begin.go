@@ -81,10 +81,10 @@ func (k *Lock) isFree() {
 // answer is 1 if it has, and 0 if somebody has the lock.
 func (k *lockConn) takeSQL(name string) string {
 	both := fmt.Sprintf("GET_LOCK(%s, 0) AND GET_LOCK(%s, 0)", lockname.Literal(name), lockname.Literal(k.identity))
-	return "SELECT " + k.here(both) + " LIMIT 1"
+	return server.Ask(k.here(both))
 }
 
-// releaseSQL takes the lock off its session. LIMIT overrides sql_select_limit, so that the functions are called.
+// releaseSQL takes the lock off its session.
 func (k *Lock) releaseSQL() string {
-	return fmt.Sprintf("SELECT RELEASE_LOCK(%s), RELEASE_LOCK(%s) LIMIT 1", lockname.Literal(k.name), lockname.Literal(k.conn.identity))
+	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(k.name), lockname.Literal(k.conn.identity)))
 }

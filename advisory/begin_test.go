@@ -18,8 +18,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// takes is how the statement begins that takes a lock on a session.
-const takes = "SELECT IF(CONNECTION_ID() = "
+// takes is how the statement begins that takes a lock on a session, and the guard of its COMMIT.
+const takes = "SELECT " + server.Untimed + "IF(CONNECTION_ID() = "
 
 // TestATransactionHoldsItsLockOnItsSession: one statement takes the lock on the session, and begins no transaction.
 // What checks and releases it goes out with the COMMIT; after a ROLLBACK one statement releases it.

@@ -360,8 +360,8 @@ func TestALostAnswerToACommitUnderASession(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other := s.process(settings{})
 		for name, send := range forms {
-			for _, lost := range []string{"SELECT IF(CONNECTION_ID() = ", "COMMIT", "SELECT RELEASE_LOCK"} {
-				if name == "packet" && lost != "SELECT IF(CONNECTION_ID() = " {
+			for _, lost := range []string{takes, "COMMIT", "SELECT " + server.Untimed + "RELEASE_LOCK"} {
+				if name == "packet" && lost != takes {
 					continue // it is one text
 				}
 				what := name + ", " + lost
@@ -373,7 +373,7 @@ func TestALostAnswerToACommitUnderASession(t *testing.T) {
 				happened := mine.Strike(dbtest.Fault{Lost: true, At: func(text string) bool { return strings.HasPrefix(text, lost) }})
 				outcome, err := w.commit(send, check)
 				want := strategy.Unknown
-				if lost == "SELECT RELEASE_LOCK" {
+				if lost == "SELECT "+server.Untimed+"RELEASE_LOCK" {
 					want = strategy.OnlyCommitted
 				}
 				if !happened() || outcome != want || server.Number(err) != 0 {
@@ -381,7 +381,7 @@ func TestALostAnswerToACommitUnderASession(t *testing.T) {
 				}
 				check.Unsure(dbtest.Limited(t))
 				taken := other.acquire("k", 20*time.Second)
-				committed := map[bool]int{true: 1}[name == "packet" || lost != "SELECT IF(CONNECTION_ID() = "]
+				committed := map[bool]int{true: 1}[name == "packet" || lost != takes]
 				s.wantWritten(what, committed) // nothing of the COMMIT comes later
 				if errors.Is(lock.Err(), lockerr.ErrClosed) {
 					t.Errorf("%s: the lock is said to be free", what)
@@ -407,7 +407,7 @@ func TestADeadSessionIsEndedBeforeItsLocksAreGivenBack(t *testing.T) {
 		w.write()
 		check, err := w.check(true, lock)
 		dbtest.OK(t, err)
-		arrive := mine.Stall("SELECT IF(CONNECTION_ID() = ")
+		arrive := mine.Stall(takes)
 		defer arrive()
 		own, cancel := context.WithCancel(dbtest.Limited(t))
 		sent := mine.Texts()

@@ -303,7 +303,7 @@ func TestADisturbedCommitUnderAnAdvisoryLock(t *testing.T) {
 		defer db.Close()
 		under := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
 		for _, form := range []server.Form{server.Packet, server.Single} {
-			for _, at := range []string{"SELECT IF(CONNECTION_ID() = ", "COMMIT", "SELECT RELEASE_LOCK"} {
+			for _, at := range []string{takes, "COMMIT", "SELECT " + server.Untimed + "RELEASE_LOCK"} {
 				for _, fault := range []dbtest.Fault{{Answer: dbtest.Interrupted}, {Lost: true}} {
 					server.FixForm(form) // tests of the other server may fix another one
 					tx := dbtest.Begin(t, under(), db)
@@ -313,7 +313,7 @@ func TestADisturbedCommitUnderAnAdvisoryLock(t *testing.T) {
 					err := tx.Commit()
 					left := dbtest.Column[int](t, s.Plain, "SELECT stock FROM p WHERE id = 1")[0]
 					sold := left == 9
-					switch released := at == "SELECT RELEASE_LOCK"; {
+					switch released := at == "SELECT "+server.Untimed+"RELEASE_LOCK"; {
 					case err == nil && !sold, sold && happened() && !released && !fault.Lost:
 						t.Errorf("%s, lost %v: %v, and the stock is %d", at, fault.Lost, err, left)
 					case (err == nil) != (!happened() || released), err != nil && !errors.Is(err, mysqllock.ErrLost):

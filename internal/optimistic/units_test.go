@@ -1039,7 +1039,7 @@ func TestADisturbedCommitWithAVersion(t *testing.T) {
 		other := s.Handle()
 		defer server.FixForm(server.Packet)
 		for _, form := range []server.Form{server.Packet, server.Single} {
-			for _, at := range []string{"INSERT /*+ SET_VAR", "SELECT IF(ROW_COUNT()", "COMMIT"} {
+			for _, at := range []string{"INSERT /*+ SET_VAR", "SELECT " + server.Untimed + "IF(ROW_COUNT()", "COMMIT"} {
 				for _, fault := range []dbtest.Fault{{Answer: dbtest.Interrupted}, {Lost: true}} {
 					for _, raced := range []bool{false, true} {
 						server.FixForm(form) // tests of the other server may fix another one

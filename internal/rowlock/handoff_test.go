@@ -234,7 +234,7 @@ func TestHandoffWithCommit(t *testing.T) {
 			}
 			probes := 0
 			for _, text := range all() {
-				if strings.HasPrefix(text, "SELECT IF(") && strings.Contains(text, "; SELECT 2") {
+				if strings.HasPrefix(text, "SELECT "+server.Untimed+"IF(") && strings.Contains(text, "; SELECT 2") {
 					probes++
 				}
 			}

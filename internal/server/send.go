@@ -80,7 +80,7 @@ func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []
 		case returnsRows(text):
 			answering = append(answering, i)
 		case text == "COMMIT" && i < len(texts)-1:
-			packet.WriteString("; SELECT " + Untimed + "1")
+			packet.WriteString("; " + came)
 			answering = append(answering, i)
 		}
 	}
@@ -183,6 +183,9 @@ func SendInFront(ctx context.Context, conn driver.Conn, limit time.Duration, tex
 	return nil
 }
 
+// came, behind a COMMIT, proves that it has come through.
+const came = "SELECT " + Untimed + "1"
+
 // returnsRows reports whether a text returns a set of rows. On MariaDB a SELECT may have settings in front.
 func returnsRows(text string) bool {
 	if strings.HasPrefix(text, "SET STATEMENT ") {
@@ -213,9 +216,15 @@ func SendSingly(ctx context.Context, conn driver.Conn, texts ...string) (answers
 }
 
 // Guard is a statement that stops a text of several where the SQL expression condition is not true: it fails then,
-// and those behind it do not run. Where it is true the answer is 1. LIMIT is for an application that has set
-// sql_select_limit to 0: nothing would be evaluated.
-func (f Flavour) Guard(condition string) string { return "SELECT " + f.Require(condition) + " LIMIT 1" }
+// and those behind it do not run. Where it is true the answer is 1.
+func (f Flavour) Guard(condition string) string { return Ask(f.Require(condition)) }
+
+// Ask is a statement that answers with SQL expressions, whatever limits the application has set: by sql_select_limit = 0 nothing
+// would be evaluated.
+func Ask(expressions string) string { return "SELECT " + Untimed + expressions + " LIMIT 1" }
+
+// Rows answers with how many rows the statement before it has changed.
+var Rows = Ask("ROW_COUNT()")
 
 // Require is an SQL expression that is 1 where condition is true. Else the statement fails.
 func (f Flavour) Require(condition string) string {
@@ -233,9 +242,9 @@ func Stopped(err error) bool {
 	return n == manyRows || n == noJSON
 }
 
-// Counted returns how many rows the statement before it has changed. If there are none, it fails, in a way that no statement
+// Counted is Rows where there are any. If there are none, it fails, in a way that no statement
 // of a caller's does ([Unchanged]), so that those behind it do not run.
-const Counted = "SELECT " + Untimed + "IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(" + tooLarge + " + ROW_COUNT())) LIMIT 1"
+var Counted = Ask("IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(" + tooLarge + " + ROW_COUNT()))")
 
 // tooLarge is in the text of the error 1690 of Counted, which has the expression.
 const tooLarge = "720.0424"

@@ -75,7 +75,7 @@ func (s *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels, 
 // askLevels asks the server for the isolation level of the connection, whose turn the
 // caller has.
 func (s *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
-	rows, err := server.Query(ctx, s.link.Conn, "SELECT "+server.Untimed+l.Info().IsolationVariable()+" LIMIT 1") // whatever sql_select_limit is
+	rows, err := server.Query(ctx, s.link.Conn, server.Ask(l.Info().IsolationVariable()))
 	if err != nil {
 		return 0, err
 	}

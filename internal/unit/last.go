@@ -53,7 +53,7 @@ func (c counted) LastInsertId() (int64, error) { return 0, nil }
 // read, the unit stays open. An error is that of the write: nothing is committed then. Else u.last is what came of the COMMIT.
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
 	mark := pool.NewMark()
-	texts := []string{"SELECT ROW_COUNT() LIMIT 1", "COMMIT"}
+	texts := []string{server.Rows, "COMMIT"}
 	if u.ctxState.decided {
 		texts[0] = server.Counted
 	}

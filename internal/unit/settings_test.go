@@ -189,7 +189,7 @@ func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 func TestSessionSettingsOfTheDSN(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for i, setting := range []string{
-			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=100", "max_statement_time=0.2",
+			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=1", "max_statement_time=0.2",
 			"sql_mode='ANSI'", "sql_mode='NO_BACKSLASH_ESCAPES'", "sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "sql_mode='ONLY_FULL_GROUP_BY,TRADITIONAL'", "sql_mode='ORACLE'",
 			"sql_mode='PIPES_AS_CONCAT,HIGH_NOT_PRECEDENCE,REAL_AS_FLOAT,NO_UNSIGNED_SUBTRACTION,NO_ZERO_DATE'", "sql_mode='TIME_TRUNCATE_FRACTIONAL'", "sql_mode='TIME_ROUND_FRACTIONAL'",
 			"sql_safe_updates=1", "sql_auto_is_null=1", "sql_quote_show_create=0", "sql_notes=0&max_error_count=0", "div_precision_increment=0", "max_sort_length=8", "eq_range_index_dive_limit=1",
