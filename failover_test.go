@@ -210,23 +210,30 @@ func TestLeaseOutlivesAChange(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		job := stock.Acquire(t, db, "job", lockctx.Lease(ttl))
-		levels := []string{"READ-COMMITTED", "REPEATABLE-READ"}
 		for i := range 6 {
-			setting := "transaction_isolation"
-			if s.MariaDB() {
-				setting = "tx_isolation"
-			}
-			dbtest.Exec(t, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
-			h := stock.Acquire(t, db, "k")
-			var id int
-			dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-			dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
-			wantLost(t, "a hold whose connection was killed", h.Release())
+			s.change(db, i)
 			dbtest.ExecIn(t, job.Context(), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
 		}
 		dbtest.OK(t, job.Release())
 		s.wantStock(1, 4)
 	})
+}
+
+// change has db find that the server is another one than it was, as after a failover, for the i-th time: by another level of isolation,
+// and a connection that is lost.
+func (s *scratch) change(db *sql.DB, i int) {
+	s.T.Helper()
+	setting := "transaction_isolation"
+	if s.MariaDB() {
+		setting = "tx_isolation"
+	}
+	levels := []string{"READ-COMMITTED", "REPEATABLE-READ"}
+	dbtest.Exec(s.T, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
+	h := stock.Acquire(s.T, db, "k")
+	var id int
+	dbtest.OK(s.T, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+	dbtest.Exec(s.T, s.plain, fmt.Sprintf("KILL %d", id))
+	wantLost(s.T, "a hold whose connection was killed", h.Release())
 }
 
 // changeable is a handle on a fake server that a test can change.

@@ -117,18 +117,8 @@ func TestNestedLocksGetThroughAfterAChange(t *testing.T) {
 		for inner, rest := range nestedOnes {
 			db, rows := s.limited(t, 8, "lockWait=5s"), s.open()
 			job := stock.Acquire(t, db, "job", byLease)
-			levels := []string{"READ-COMMITTED", "REPEATABLE-READ"}
 			for i := range 3 {
-				setting := "transaction_isolation"
-				if s.MariaDB() {
-					setting = "tx_isolation"
-				}
-				dbtest.Exec(t, s.plain, fmt.Sprintf("SET GLOBAL %s = '%s'", setting, levels[i%2]))
-				h := stock.Acquire(t, db, "k")
-				var id int
-				dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))
-				dbtest.Exec(t, s.plain, fmt.Sprintf("KILL %d", id))
-				wantLost(t, "a hold whose connection was killed", h.Release())
+				s.change(db, i)
 				if err := nestAll(t, db, rows, 6, append([]layer{holding(lockctx.Row())}, rest...)...); err != nil {
 					t.Errorf("%s, after change %d: %v", inner, i, err)
 				}
