@@ -12,22 +12,24 @@ import (
 // interrupted, by a KILL or by a limit of the server's, may have been so behind its COMMIT: the connection is asked. (A
 // COMMIT that is killed while FLUSH TABLES WITH READ LOCK holds it up rolls back.)
 func Uncommitted(ctx context.Context, conn driver.Conn, err error) (unknown bool, _ error) {
-	switch n := Number(err); {
-	case Interrupted(err) && !Locked(err):
-		open, askErr := inTransaction(ctx, conn)
-		switch {
-		case open:
-			return false, err
-		case askErr != nil: // as a text: a number would say that nothing was committed
-			return true, fmt.Errorf("%w: %s", errAtCommit, askErr.Error())
-		}
-		return true, errAtCommit
-	case errors.Is(err, driver.ErrBadConn): // nothing was sent
-		return false, err
-	case n == 0 || Gone(err, conn) || Undecided(err):
-		return true, err
+	if !Interrupted(err) || Locked(err) {
+		return Unknown(err, conn), err
 	}
-	return false, err
+	open, askErr := inTransaction(ctx, conn)
+	switch {
+	case open:
+		return false, err
+	case askErr != nil: // as a text: a number would say that nothing was committed
+		return true, fmt.Errorf("%w: %s", errAtCommit, askErr.Error())
+	}
+	return true, errAtCommit
+}
+
+// Unknown reports whether a COMMIT that has failed with err, and was not interrupted, may be committed all the same: the server has
+// not answered it, or cannot tell.
+func Unknown(err error, conn driver.Conn) bool {
+	sent := !errors.Is(err, driver.ErrBadConn)
+	return sent && (Number(err) == 0 || Gone(err, conn) || Undecided(err))
 }
 
 // inTransaction reports whether a transaction is open: in one no variable of the next one can be set.

@@ -171,6 +171,9 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		u.cause = u.error(op, lockerr.With(lockerr.ErrLost, u.overran))
 		return u.error(op, u.overran)
 	}
+	if op == "commit" && !refused && server.Unknown(err, u.link.Conn) {
+		err = fmt.Errorf("the transaction may be committed: %w", err)
+	}
 	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
 		// What is left of the transaction must go: the server has refused it, or a
 		// grant is not held any more.
@@ -186,9 +189,6 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		}
 	} else {
 		u.breakLink()
-		if !refused && op == "commit" && !errors.Is(err, driver.ErrBadConn) {
-			err = fmt.Errorf("the transaction may be committed: %w", err)
-		}
 		if !refused && e != nil {
 			e.awaitEnd()
 		}
