@@ -24,7 +24,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
@@ -171,7 +170,7 @@ func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 		own, cancel := server.Within(context.WithoutCancel(ctx), background)
 		defer cancel()
 		if endErr := server.Exec(own, conn, end); endErr != nil {
-			basedriver.Close(conn)
+			_ = conn.Close()
 			err = cmp.Or(err, endErr)
 		}
 	}()
