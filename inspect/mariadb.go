@@ -47,28 +47,26 @@ type record struct {
 // mariadbRowLocks reads the locks of the table's rows, which MariaDB lists while
 // somebody waits for them.
 func (p *picture) mariadbRowLocks(ctx context.Context) error {
-	rows, err := p.query(ctx, fmt.Sprintf("SELECT 't', trx_id, trx_mysql_thread_id, COALESCE(trx_requested_lock_id, ''),"+
-		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked FROM information_schema.INNODB_TRX"+
-		" UNION ALL SELECT 'l', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL FROM information_schema.INNODB_LOCKS"+
-		" WHERE lock_type = 'RECORD' AND lock_table = %s LIMIT %d", schema.Literal(p.table.String()), most))
-	if hidden(err) {
+	trx, locks, err := p.trxAndLocks(ctx)
+	switch {
+	case hidden(err):
 		p.gap(whoAny, "the account has no PROCESS", p.grant("PROCESS", "*.*"))
 		return p.waitersByText(ctx)
-	}
-	if err != nil {
+	case errors.Is(err, errNewCopies):
+		p.gap(whoRows, err.Error(), "")
+		return nil
+	case err != nil:
 		return p.tolerate(err, whoRows, "")
 	}
-	p.full(rows, whoRows)
 	var transactions []transaction
 	var records []record
 	untold := 0
-	for _, r := range rows {
-		if r[0] == "t" {
-			conn, _ := strconv.ParseUint(r[2], 10, 64)
-			rows, _ := strconv.Atoi(r[5])
-			transactions = append(transactions, transaction{r[1], conn, r[3], micros(r[4]), rows})
-			continue
-		}
+	for _, r := range trx {
+		conn, _ := strconv.ParseUint(r[2], 10, 64)
+		rows, _ := strconv.Atoi(r[5])
+		transactions = append(transactions, transaction{r[1], conn, r[3], micros(r[4]), rows})
+	}
+	for _, r := range locks {
 		namespace, name, ok := readPrimaryKey(r[4])
 		if r[5] == "1" {
 			untold++
@@ -85,6 +83,45 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 	}
 	p.countUnseen(transactions)
 	return nil
+}
+
+// trxAndLocks reads MariaDB's rows of transactions, and of locks, from one copy. On a slow machine MariaDB makes a
+// new copy between the one and the other, in which a transaction waits that did not before: its lock would
+// look like one that it holds. So the text reads the transactions before the locks and behind them.
+func (p *picture) trxAndLocks(ctx context.Context) (trx, locks [][]string, err error) {
+	const trxRows = "SELECT '%s', trx_id, trx_mysql_thread_id, COALESCE(trx_requested_lock_id, '')," +
+		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked FROM information_schema.INNODB_TRX"
+	text := fmt.Sprintf(trxRows+" UNION ALL SELECT 'locks', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL"+
+		" FROM information_schema.INNODB_LOCKS WHERE lock_type = 'RECORD' AND lock_table = %s UNION ALL "+trxRows+" LIMIT %d",
+		"before", schema.Literal(p.table.String()), "behind", most)
+	for began := time.Now(); ; {
+		rows, err := p.query(ctx, text)
+		if err != nil {
+			return nil, nil, err
+		}
+		before, locks, same := oneCopy(rows)
+		switch {
+		case len(rows) >= most:
+			p.full(rows, whoRows)
+			return before, locks, nil
+		case same:
+			return before, locks, nil
+		case time.Since(began) > copyWait:
+			return nil, nil, errNewCopies
+		}
+	}
+}
+
+var errNewCopies = errors.New("each time while they were read MariaDB made a new copy of them")
+
+// oneCopy returns the transactions before the locks, and the locks, and reports whether the transactions
+// behind the locks are the same.
+func oneCopy(rows [][]string) (before, locks [][]string, same bool) {
+	of := make(map[string][][]string)
+	for _, r := range rows {
+		of[r[0]] = append(of[r[0]], r)
+	}
+	return of["before"], of["locks"], slices.EqualFunc(of["before"], of["behind"], func(a, b []string) bool { return slices.Equal(a[1:], b[1:]) })
 }
 
 const (

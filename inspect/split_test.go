@@ -59,7 +59,8 @@ func TestNeighbourSplitsPages(t *testing.T) {
 				dbtest.Soon(t, "the holder and its waiter are shown", func() bool {
 					snap = look(t, i)
 					l = find(snap, "row", key)
-					return l != nil && len(l.Holders.List) > 0 && len(l.Waiters.List) > 0
+					// MariaDB does not tell a holder that shares a row from one of another test, for as long as that holds.
+					return l != nil && len(l.Holders.List) > 0 && len(l.Waiters.List) > 0 && l.Holders.List[0].ConnectionID != 0
 				})
 				is := func(what string, c inspect.Client, want string) {
 					t.Helper()
@@ -95,7 +96,11 @@ func TestNeighbourSplitsPages(t *testing.T) {
 					t.Errorf("the error says that the holder is %v", e.Holder)
 				}
 
-				done, err := i.Release(t.Context(), *l, "")
+				var done *inspect.Released
+				dbtest.Soon(t, "it is known who has it", func() bool {
+					done, err = i.Release(t.Context(), *l, "")
+					return s.mysql() || !errors.Is(err, inspect.ErrNotKnown)
+				})
 				if err != nil || fmt.Sprint(done.Killed) != fmt.Sprintf("[%d]", l.Holders.List[0].ConnectionID) {
 					t.Errorf("released: %+v, %v", done, err)
 				}
