@@ -32,7 +32,7 @@ func TestChaos(t *testing.T) {
 	t.Parallel()
 	bins, pause := tempserver.RequireOwn(t), time.Duration(0)
 	if length(t) == 0 {
-		bins, pause = tempserver.EachFlavour(bins), 160*time.Millisecond
+		bins, pause = tempserver.EachFlavour(bins), 300*time.Millisecond
 	}
 	for i, bin := range bins {
 		t.Run(bin.Name, func(t *testing.T) {

@@ -169,7 +169,7 @@ func (l load) wantUndisturbed(a *arena) {
 // killed at random. With maxConns they have 6 connections in all, and the server takes no more.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	length, _ := lengthOf(t, "STORM_TIME", 4*time.Second)
+	length, _ := lengthOf(t, "STORM_TIME", 2*time.Second)
 	few := orders{Workers: 32, TTL: 5 * time.Second, Limit: 3 * time.Second, Pause: time.Millisecond, Thinks: time.Millisecond, GiveUp: 4, Shared: true}
 	free, limited := few, few
 	free.Conns, free.Params = 4, "&lockMaxConns=4"
@@ -185,7 +185,7 @@ func TestStorm(t *testing.T) {
 func TestHotKeys(t *testing.T) {
 	t.Parallel()
 	bins := tempserver.Require(t)
-	length, long := lengthOf(t, "HOTKEYS_TIME", 4*time.Second)
+	length, long := lengthOf(t, "HOTKEYS_TIME", 2*time.Second)
 	if !long {
 		bins = tempserver.EachFlavour(bins)
 	}
@@ -219,8 +219,8 @@ type soakForm struct{ processes, workers, connections, keys int }
 // With maxConns the server is never asked for more connections than it has.
 func TestSoak(t *testing.T) {
 	t.Parallel()
-	form, pause := soakForm{4, 7, 90, 20}, 300*time.Millisecond
-	length, long := lengthOf(t, "SOAK_TIME", 4*time.Second)
+	form, pause := soakForm{3, 6, 70, 20}, 400*time.Millisecond
+	length, long := lengthOf(t, "SOAK_TIME", 2*time.Second)
 	if long {
 		form, pause = soakForm{8, 42, 300, 100}, 4*time.Second
 	}
