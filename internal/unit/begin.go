@@ -35,7 +35,8 @@ func (s *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err e
 	if o.hold != nil {
 		ctx = handle.ForHold(ctx)
 	}
-	if o.opts.ReadOnly && slices.ContainsFunc(p.missing, func(resource strategy.Resource) bool { return resource.Traits.Inside && !resource.Shared }) {
+	exclusive := func(r strategy.Resource) bool { return r.Traits.Inside && !r.Shared }
+	if o.opts.ReadOnly && slices.ContainsFunc(p.missing, exclusive) {
 		return nil, &lockerr.Error{Op: o.op, Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}

@@ -111,7 +111,8 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 		if err := r.Key(table, alone); err != nil {
 			why := "under a lock that Config.RequireKey does not accept: " + err.Error()
 			if len(shared) > 0 {
-				why += fmt.Sprintf("; others may hold %s at the same time, so it does not count; leave lockctx.Shared and Slots out", strings.Join(shared, ", "))
+				why += fmt.Sprintf("; others may hold %s at the same time, so it does not count; "+
+					"leave lockctx.Shared and Slots out", strings.Join(shared, ", "))
 			}
 			return lacks(lockerr.ErrNoLock, why)
 		}
@@ -120,7 +121,8 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 	case !s.decided, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
 		return nil
 	}
-	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, and what follows would be refused; "+
+	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, "+
+		"and what follows would be refused; "+
 		"put the read and all writes into mysqllock.Do, or into one transaction")
 	if u != nil && len(u.stack) > 0 {
 		u.refused = err
@@ -169,7 +171,8 @@ func (s *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 // dbresolver does it, is under two locks, or under none.
 var (
 	errReadElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
-		"the lock context has read through another database handle, under a lock that is another one, or is not kept to the end of this statement; "+
+		"the lock context has read through another database handle, under a lock that is another one, "+
+			"or is not kept to the end of this statement; "+
 			"read through the handle that writes (with GORM's dbresolver by Clauses(dbresolver.Write)), in a transaction, or with lockctx.Without"))
 	errHeldElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"the lock context holds a lock through another database handle, and what this query reads is not under that; "+

@@ -93,7 +93,7 @@ func (c *Conn) direct(ctx context.Context) bool {
 func (c *Conn) plain(h *hint.Hint) bool { return c.unlocked() && (h == nil || c.nothing(h)) }
 
 // unlocked reports whether no transaction with a lock is open.
-func (c *Conn) unlocked() bool { return c.tx == nil || c.tx.u == nil }
+func (c *Conn) unlocked() bool { return c.tx == nil || !c.tx.locked() }
 
 // nothing reports whether h asks for no lock.
 func (c *Conn) nothing(h *hint.Hint) bool {
@@ -207,7 +207,7 @@ func (c *Conn) discard() {
 // Base returns the base driver's connection: in a transaction with a lock its session. With a budget it has c have
 // one, until it is put back; nil if there is none to be had.
 func (c *Conn) Base() driver.Conn {
-	if c.tx != nil && c.tx.u != nil && c.tx.u.state == stateOpen {
+	if !c.unlocked() && c.tx.u.state == stateOpen {
 		return c.tx.u.link.Conn
 	}
 	if c.link != nil {
@@ -246,7 +246,8 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	}
 	if by := at.left.Locks(); by != "" {
 		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-			"an earlier statement (%s) has locked tables on this connection, and what runs under a lock has a connection of its own, which would wait for them; "+
+			"an earlier statement (%s) has locked tables on this connection, "+
+				"and what runs under a lock has a connection of its own, which would wait for them; "+
 				"UNLOCK TABLES first", by)))
 	}
 	manual, known := c.k.Manual()
@@ -273,10 +274,13 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	case state == sqltext.Idle:
 		return nil
 	}
-	why := "a transaction that plain SQL text has begun is open on this connection, and could show what is older than the lock; begin it with BeginTx"
+	why := "a transaction that plain SQL text has begun is open on this connection, " +
+		"and could show what is older than the lock; begin it with BeginTx"
 	if state == sqltext.Manual {
-		why = "autocommit is off on this connection, so that any statement leaves a transaction open, which could show what is older than the lock; " +
-			"leave autocommit on, or say autocommit=1 in the DSN where it is off by the DSN, the server's default or its init_connect, and begin transactions with BeginTx"
+		why = "autocommit is off on this connection, so that any statement leaves a transaction open, " +
+			"which could show what is older than the lock; " +
+			"leave autocommit on, or say autocommit=1 in the DSN where it is off by the DSN, " +
+			"the server's default or its init_connect, and begin transactions with BeginTx"
 	}
 	return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
@@ -375,7 +379,7 @@ func (c *Conn) shareable() bool {
 // Close closes the base connection, and with it the unit of work on it.
 func (c *Conn) Close() error {
 	for t := c.tx; t != nil; t = t.prev {
-		if t.u != nil {
+		if t.locked() {
 			_ = t.end(false)
 		}
 	}

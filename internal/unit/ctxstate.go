@@ -150,7 +150,8 @@ func (s *ctxState) watch(end context.Context) {
 // them. A transaction gives them back at its own end.
 func (s *ctxState) inTime() {
 	if s.unit == nil && s.until != nil && s.until.Err() != nil && len(s.grants) > 0 {
-		s.failed = &lockerr.Error{Op: "statement", Key: s.grants[0].Key, Strategy: s.grants[0].Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(s.until))}
+		g := s.grants[0]
+		s.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(s.until))}
 		s.dropSpent()
 	}
 }
@@ -171,8 +172,10 @@ type ofQuery struct{ context.Context }
 // whatEnded says for an error which context it was that bounded what was read.
 func whatEnded(end context.Context) error {
 	if _, ok := end.(ofQuery); ok {
-		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, so that the lock went with it; " +
-			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, and derive those of single queries from what it returns")
+		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, " +
+			"so that the lock went with it; " +
+			"call lockctx.With on a context that ends, by context.WithCancel or WithTimeout, " +
+			"and derive those of single queries from what it returns")
 	}
 	return errContextEnded
 }

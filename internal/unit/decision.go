@@ -120,6 +120,7 @@ func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, in *relying, st 
 		committed = "its changes are committed, and this statement was not sent: look at what is there already, and finish it; "
 	}
 	return lockerr.With(lockerr.ErrStaleRead, fmt.Errorf("the lock under which this was decided was given back by %s; %s"+
-		"put what belongs together into one mysqllock.Do or transaction (without one, an ORM begins and commits a transaction of its own around each call), "+
+		"put what belongs together into one mysqllock.Do or transaction (without one, "+
+		"an ORM begins and commits a transaction of its own around each call), "+
 		"or read again before each write", *by, committed))
 }

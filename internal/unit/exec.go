@@ -83,33 +83,51 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 	return h.LockContext == nil && st.Query && !st.MayWrite() && !st.Info.Tables
 }
 
-// runLocked runs a statement in the unit of work that the connection's
-// transaction belongs to, or of its context. h is nil without a hint, as it may be in a transaction.
+// runLocked runs a statement that is under a lock, by its route. h is nil without a hint, as it may be in a transaction.
 func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if t := c.tx; t != nil && t.u != nil {
-		return t.run(ctx, h, st)
+	var s *ctxState
+	switch {
+	case c.tx == nil:
+		s = ctxStateOf(c.k, h.LockContext)
+	case c.tx.locked():
+		s = c.tx.u.ctxState
+	default: // refused, before it waits for its turn
+		_, err := routeOf(c.tx, h, nil, st)
+		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
-	if c.tx != nil {
-		return nil, nil, c.k.Error(st.Op(), h, errBeganWithout)
-	}
-	s := ctxStateOf(c.k, h.LockContext)
 	if err := s.take(ctx); err != nil {
 		return nil, nil, err
 	}
 	defer s.give()
+	if c.tx != nil {
+		if err := c.tx.usable(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if err := s.check(h); err != nil {
 		return nil, nil, err
 	}
-	if st.Info.Kind == sqltext.Commits {
-		switch {
-		case h.LockContext != nil:
-			return nil, nil, c.k.Error(st.Op(), h, errCommits)
-		case !st.Info.Defines:
-			return nil, nil, c.k.Error(st.Op(), h, errUnchecked)
-		}
-		return c.runDefinition(ctx, s, h, st)
+	way, err := routeOf(c.tx, h, s.unit, st)
+	if err != nil {
+		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
-	return c.runFree(ctx, s, h, st)
+	if way != routeDefinition {
+		if err := s.undecided(h, s.unit, st); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch way {
+	case routeTransaction:
+		return c.runInTransaction(ctx, c.tx.u, h, st)
+	case routeJoin:
+		return c.runJoined(ctx, s.unit, h, st)
+	case routeDefinition:
+		return c.runDefinition(ctx, s, h, st)
+	case routeRead:
+		return c.runRead(ctx, s, h, st)
+	default:
+		return c.runAlone(ctx, s, h, st)
+	}
 }
 
 // errBeganWithout is for a statement under a lock in a transaction that has begun without one: it may have
@@ -159,28 +177,4 @@ func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st 
 		}
 	}
 	return r, res, err
-}
-
-// runFree runs a statement of a lock context outside of any transaction of this
-// connection.
-func (c *Conn) runFree(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := s.undecided(h, s.unit, st); err != nil {
-		return nil, nil, err
-	}
-	switch {
-	case s.unit != nil:
-		if err := c.outside(ctx, st.Op(), h); err != nil {
-			return nil, nil, err
-		}
-		if err := c.misses(st.Op(), h, st, s.unit); err != nil {
-			return nil, nil, err
-		}
-		return c.runJoined(ctx, s.unit, h, st)
-	case st.Query && st.Info.Kind == sqltext.Read && st.Info.Tables && c.k.HeldElsewhere(h.LockContext):
-		return nil, nil, c.k.Error(st.Op(), h, errHeldElsewhere)
-	case st.Query && st.Info.Kind == sqltext.Read:
-		return c.runRead(ctx, s, h, st)
-	default:
-		return c.runAlone(ctx, s, h, st)
-	}
 }

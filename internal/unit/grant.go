@@ -190,7 +190,10 @@ func (g *grant) overError(op string) error {
 
 // takeGrant takes a lock that keeps others out, for by. lost is called once, on a goroutine of
 // its own, when the grant may be lost. on lends the connection on which the caller goes on; nil for none.
-func takeGrant(ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller, p strategy.Resource, wait time.Duration, on *strategy.Lender, lost func()) (*grant, error) {
+func takeGrant(
+	ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller,
+	p strategy.Resource, wait time.Duration, on *strategy.Lender, lost func(),
+) (*grant, error) {
 	seen, ctx := k.Observe(ctx, p)
 	resources := []strategy.Resource{p}
 	of := l.By(p)

@@ -312,7 +312,8 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	case h.ctx.Err() != nil:
 		obstacle = u.error("commit", endOf(h.ctx))
 	case h.nested == nil && len(u.stack) > 0:
-		obstacle = u.error("commit", lockerr.With(lockerr.ErrUnsafe, errors.New("a transaction that was begun in the hold is still open; the hold is rolled back")))
+		obstacle = u.error("commit", lockerr.With(lockerr.ErrUnsafe, errors.New("a transaction that was begun in the hold is "+
+			"still open; the hold is rolled back")))
 	}
 	commit = commit && obstacle == nil
 	if h.nested != nil {

@@ -78,7 +78,8 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		_ = u.link.Close() // as a statement leaves it whose context ends
 		return nil, ctx.Err()
 	case server.Uncounted(err):
-		return nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, so the transaction is rolled back: %w", err))
+		return nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
+			"so the transaction is rolled back: %w", err))
 	case server.Number(err) != 0, errors.Is(err, driver.ErrBadConn), errors.Is(err, driver.ErrSkip):
 		return nil, err
 	default:

@@ -68,7 +68,9 @@ func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 		}
 		if !same {
 			return &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-				"the lock is held through another database handle, and this one leads to another server, or to one that does not say which it is, where the lock cannot be checked before a commit; use the handle that holds it, or lockctx.Without"))}
+				"the lock is held through another database handle, and this one leads to another server, "+
+					"or to one that does not say which it is, where the lock cannot be checked before a commit; "+
+					"use the handle that holds it, or lockctx.Without"))}
 		}
 	}
 	return nil

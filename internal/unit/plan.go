@@ -100,7 +100,8 @@ func (s *ctxState) mixed(resources []strategy.Resource) error {
 	}
 	return &lockerr.Error{Op: "lock", Key: version.Key, Strategy: version.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 		"the lock context also asks for %q, by the strategy %s, and an optimistic version goes with no lock; "+
-			"keep both keys by one strategy, or give each a lock context of its own, by lockctx.With on the context from before the other one", locked.Key, locked.Strategy))}
+			"keep both keys by one strategy, or give each a lock context of its own, "+
+			"by lockctx.With on the context from before the other one", locked.Key, locked.Strategy))}
 }
 
 // add adds what is not held, unless something that is wanted already covers it.

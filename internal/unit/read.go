@@ -18,7 +18,12 @@ import (
 // runRead runs a query that only reads, outside any transaction: the lock stays
 // when it is over. A row lock needs a session for that. Under grants, and inside
 // a hold, the query runs where it is.
-func (c *Conn) runRead(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (_ driver.Rows, _ driver.Result, err error) {
+func (c *Conn) runRead(
+	ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement,
+) (_ driver.Rows, _ driver.Result, err error) {
+	if st.Info.Tables && c.k.HeldElsewhere(h.LockContext) {
+		return nil, nil, c.k.Error(st.Op(), h, errHeldElsewhere)
+	}
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
@@ -91,7 +96,8 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 	}
 	if end.Done() == nil && p.locks {
 		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrNoEnd, errors.New(
-			"nothing would release the lock that this query takes; derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
+			"nothing would release the lock that this query takes; "+
+				"derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
 	return end, p.ready(ctx, s, true)
 }
@@ -201,13 +207,30 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	return nil, nil, errors.Join(err, ferr)
 }
 
-// runJoined runs a statement in the unit of work that its lock context has
-// open.
-func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+// runInTransaction runs a statement in the unit of work of the connection's transaction. h is nil without a hint.
+func (c *Conn) runInTransaction(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.misses(st.Op(), h, st, u); err != nil {
+		return nil, nil, err
+	}
 	if h != nil {
 		if err := u.join(ctx, h); err != nil {
 			return nil, nil, err
 		}
+	}
+	return c.runIn(ctx, u, st)
+}
+
+// runJoined runs a statement in the unit of work that its lock context has
+// open.
+func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+	if err := c.outside(ctx, st.Op(), h); err != nil {
+		return nil, nil, err
+	}
+	if err := c.misses(st.Op(), h, st, u); err != nil {
+		return nil, nil, err
+	}
+	if err := u.join(ctx, h); err != nil {
+		return nil, nil, err
 	}
 	st.Last = len(u.stack) == 0 && u.hold == nil
 	r, res, err := c.runIn(ctx, u, st)

@@ -38,7 +38,8 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	defer func() {
 		if !returned { // the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine, in the midst of it
 			_ = u.link.Close()
-			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, so its connection was closed"))), true)
+			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
+				"so its connection was closed"))), true)
 			u.give()
 			release()
 		}
@@ -161,8 +162,10 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	st.Alone = u.link.Splits()
 	rows, res, err := st.Run(ctx, u.link.Conn)
 	if st.Alone && server.Unpreparable(err) {
-		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("under a lock a statement with a semicolon in its text or its arguments is prepared, so that it stays one statement, "+
-			"and the server cannot prepare this one; write it without the semicolon, run it before the lock, or have multiStatements=true in the DSN: %w", err))
+		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("under a lock a statement with a semicolon in its text or its "+
+			"arguments is prepared, so that it stays one statement, "+
+			"and the server cannot prepare this one; "+
+			"write it without the semicolon, run it before the lock, or have multiStatements=true in the DSN: %w", err))
 	}
 	if err != nil || rows == nil {
 		return nil, res, err
@@ -258,11 +261,13 @@ func (u *unit) changes(st *statement.Statement) {
 }
 
 var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
-	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions; run DDL in mysqllock.Do with lockctx.Lease, outside of a transaction, or without a lock by lockctx.Without"))
+	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions; "+
+		"run DDL in mysqllock.Do with lockctx.Lease, outside of a transaction, or without a lock by lockctx.Without"))
 
 // errUnchecked is for a hold that is not in the transaction.
 var errUnchecked = lockerr.With(lockerr.ErrUnsafe, errors.New(
-	"the statement would commit what came before it without a check of the lock; use sql.Tx for transactions, and run DDL outside of them, or without a lock by lockctx.Without"))
+	"the statement would commit what came before it without a check of the lock; "+
+		"use sql.Tx for transactions, and run DDL outside of them, or without a lock by lockctx.Without"))
 
 // check looks at what a failed statement of a caller with ctx did to the transaction. The
 // caller has the connection's turn.

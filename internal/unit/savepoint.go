@@ -56,7 +56,9 @@ func (s *savepoints) mayFree(st *statement.Statement) bool {
 // 10.11. MySQL counts its binary log as an engine.) Tablets show no counters of the connection.
 func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string, error) {
 	if info.Tablets {
-		return "", lockerr.With(lockerr.ErrUnsafe, errors.New("the savepoint may be older than the lock, and nothing shows whether going back to it frees the lock; take the lock before the savepoint, or begin the transaction with the lock context"))
+		return "", lockerr.With(lockerr.ErrUnsafe, errors.New("the savepoint may be older than the lock, "+
+			"and nothing shows whether going back to it frees the lock; "+
+			"take the lock before the savepoint, or begin the transaction with the lock context"))
 	}
 	rows, err := server.Query(ctx, base, "SHOW SESSION STATUS LIKE 'Handler_rollback'")
 	if err == nil && (len(rows) != 1 || len(rows[0]) != 2) {
@@ -74,7 +76,8 @@ func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string
 func (u *unit) stillLocked(ctx context.Context, before string) error {
 	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
 	if err == nil && now != before {
-		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; take the lock before the savepoint, or begin the transaction with the lock context")
+		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; " +
+			"take the lock before the savepoint, or begin the transaction with the lock context")
 	}
 	return err
 }

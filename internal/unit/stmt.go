@@ -31,7 +31,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	}
 	c.skipped = ""
 	kept := c.k.Bounded() && !skipped && c.k.RunsTexts() && !s.ofOne
-	if c.tx == nil || c.tx.u == nil {
+	if c.unlocked() {
 		if err := s.prepare(ctx, kept); err != nil {
 			return nil, err
 		}

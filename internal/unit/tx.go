@@ -100,7 +100,7 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 // beginInside begins a transaction on a connection that has one open: a savepoint. h is
 // nil without a hint.
 func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts driver.TxOptions) error {
-	if t.u == nil {
+	if !t.locked() {
 		return t.c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
@@ -137,6 +137,9 @@ type Tx struct {
 	pooled bool
 }
 
+// locked reports whether it is the transaction of a unit of work, or a savepoint in it; else it is the base driver's.
+func (t *Tx) locked() bool { return t.u != nil }
+
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() (err error) {
 	if t.pooled {
@@ -164,7 +167,7 @@ func (t *Tx) Rollback() (err error) {
 	}
 	// database/sql keeps a connection after a rollback on cancellation only if
 	// its driver can reset and check it. We claim that we can; does the base?
-	if t.ctx.Err() != nil && t.u == nil && t.c.link != nil {
+	if t.ctx.Err() != nil && !t.locked() && t.c.link != nil {
 		_, resets := t.c.link.Conn.(driver.SessionResetter)
 		_, checks := t.c.link.Conn.(driver.Validator)
 		if !resets || !checks {
@@ -182,14 +185,14 @@ func (t *Tx) end(commit bool) (err error) {
 	if *at == t {
 		*at = t.prev
 	}
-	if t.c.tx == nil && t.u == nil {
+	if t.c.tx == nil && !t.locked() {
 		defer func() {
 			if t.c.texts.state != sqltext.Idle {
 				t.c.texts.ran(endEffect, err == nil)
 			}
 		}()
 	}
-	if t.u == nil {
+	if !t.locked() {
 		if commit {
 			return t.base.Commit()
 		}
@@ -201,31 +204,4 @@ func (t *Tx) end(commit bool) (err error) {
 		t.u.inTime()
 	}
 	return t.u.endTx(t.ctx, &t.inner, commit)
-}
-
-// run runs a statement in a transaction of a unit of work. h is nil without a hint.
-func (t *Tx) run(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	s := t.u.ctxState
-	if err := s.take(ctx); err != nil {
-		return nil, nil, err
-	}
-	defer s.give()
-	if err := t.usable(); err != nil {
-		return nil, nil, err
-	}
-	if err := s.check(h); err != nil {
-		return nil, nil, err
-	}
-	if err := s.undecided(h, t.u, st); err != nil {
-		return nil, nil, err
-	}
-	if err := t.c.misses(st.Op(), h, st, t.u); err != nil {
-		return nil, nil, err
-	}
-	if h != nil {
-		if err := t.u.join(ctx, h); err != nil {
-			return nil, nil, err
-		}
-	}
-	return t.c.runIn(ctx, t.u, st)
 }

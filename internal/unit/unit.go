@@ -4,8 +4,8 @@
 // has its unit, a Conn its Tx, and a unit begins with what its plan says.
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
-//	exec.go                                   where a statement runs
-//	read.go, here.go                          how it runs
+//	exec.go, route.go                         a statement, and which way it goes
+//	read.go, here.go                          how it goes that way
 //	tx.go                                     transactions of the caller
 //	begin.go                                  a unit begins, on a session
 //	conn.go, use.go, unconnected.go           a connection of the application, a use of it, and a call that gets none
@@ -151,7 +151,8 @@ const commitLimit = 30 * time.Second
 func newUnit(s *session, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
-		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around, relying: relying{allowStale: s.p.h.AllowStale},
+		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
+		relying: relying{allowStale: s.p.h.AllowStale},
 	}
 	if u.levels == 0 {
 		u.levels = u.l.LockedLevel()

@@ -96,16 +96,19 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit
 		}
 		if left != "" {
 			return refuse("%s on this connection, and what runs under a lock has a connection of its own; "+
-				"put session variables and the default database into the DSN, take back what was left, or ask for the lock over another connection", left)
+				"put session variables and the default database into the DSN, take back what was left, "+
+				"or ask for the lock over another connection", left)
 		}
 	}
 	if c.use.awayIn != nil && c.use.awayIn != to {
 		if left := missed(&c.use.away, st); left != "" {
-			return refuse("%s on the connection of the lock that it ran under, and this one runs on another; run both in one transaction, or in one mysqllock.Do", left)
+			return refuse("%s on the connection of the lock that it ran under, and this one runs on another; "+
+				"run both in one transaction, or in one mysqllock.Do", left)
 		}
 	}
 	if st != nil && c.use.ran && c.use.in != to && st.Recalls() {
-		return refuse("the statement asks for what the one before it has left (LAST_INSERT_ID and the like), and that ran on another connection; " +
+		return refuse("the statement asks for what the one before it has left (LAST_INSERT_ID and the like), " +
+			"and that ran on another connection; " +
 			"use its sql.Result, or run both in one transaction, or in one mysqllock.Do")
 	}
 	return nil
