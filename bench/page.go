@@ -224,7 +224,8 @@ func (r *record) opening() string {
 	say("**What a row allows that all change**: the same transaction, by 64 goroutines of one process that all sell the same product. Locks without a transaction, in one process and in four: [figures](performance/figures.md#one-key-that-all-want).")
 	b.WriteString(r.table(usualOnes(busyNames), sales()[:3]))
 	say("**A hot row**: a stock is read, and one less is written, by 64 goroutines of one process, all of the same product; sales a second, and against FOR UPDATE by hand (BEGIN, SELECT … FOR UPDATE, UPDATE, COMMIT). *Read, then write* is outside of a transaction, by texts that the driver can put beside its own. By hand the next caller waits in the server, and two round trips pass between two sales, UPDATE and COMMIT; with a lock before the read it is three, so that two thirds are what there can be some way off.")
-	b.WriteString(r.table(hotRowNames, hotRowColumns(64, 0, farDelay, 4*farDelay)))
+	say("![](performance/%s)", plotHotRow)
+	b.WriteString(r.table(hotRowNames, hotRowColumns(64, hotRowDelays...)))
 	say("The same in three processes with 17 connections each: of 8 goroutines and one product; and of 100 goroutines, five products, and callers that wait for a second at most.")
 	b.WriteString(r.table(hotRowFew, []column{
 		{"3 × 8, sales/s", label{Workload: hotRow, N: 8}, rate, ""},
@@ -239,12 +240,8 @@ func (r *record) opening() string {
 // hotRowColumns are the columns of a hot row so far away.
 func hotRowColumns(workers int, delays ...time.Duration) (columns []column) {
 	for _, d := range delays {
-		where := "near"
-		if d > 0 {
-			where = fmt.Sprintf("%g ms away", float64(d)/float64(time.Millisecond))
-		}
 		of := label{Workload: hotRow, N: workers, Delay: d}
-		columns = append(columns, column{where + ", sales/s", of, rate, ""}, column{"× by hand", of, rate, handLocked})
+		columns = append(columns, column{awayBy(d) + ", sales/s", of, rate, ""}, column{"× by hand", of, rate, handLocked})
 	}
 	return columns
 }

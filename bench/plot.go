@@ -17,6 +17,7 @@ const (
 	plotHandoff     = "handoff.svg"
 	plotNear        = "transaction.svg"
 	plotFar         = "transaction-far.svg"
+	plotHotRow      = "hot-row.svg"
 )
 
 const (
@@ -202,4 +203,60 @@ func (r *record) plotHot() string {
 		}
 		return math.NaN()
 	})
+}
+
+// hotRowDelays are how far away the servers are in the plot of a hot row.
+var hotRowDelays = []time.Duration{0, farDelay, 4 * farDelay}
+
+// plotHotRow draws what each of ours sells of a hot row, against FOR UPDATE by hand, over the distance.
+func (r *record) plotHotRow() string {
+	const left, right, top, height, width, most = 60, 250, 40, 300, 800, 2.0
+	x := func(i int) float64 { return left + 30 + float64(i)*(width-left-right-60)/float64(len(hotRowDelays)-1) }
+	y := func(v float64) float64 { return top + height*(1-min(v, most)/most) }
+	s := newSVG(width, top+height+40, "A hot row, 64 goroutines of one process: sales, × FOR UPDATE by hand, over the distance of the server")
+	for v := 0.0; v <= most; v += 0.5 {
+		colour := "#d0d7de"
+		if v == 1 { // as much as by hand
+			colour = colourRival
+		}
+		s.line(left, y(v), width-right, y(v), colour)
+		s.text(left-6, y(v)+4, "end", "#59636e", fmt.Sprint(v))
+	}
+	for i, delay := range hotRowDelays {
+		s.text(x(i), top+height+18, "middle", "#59636e", awayBy(delay))
+	}
+	var names []lineName
+	for _, c := range contenders() {
+		if !c.Ours || !slices.Contains(hotRowNames, c.Name) {
+			continue
+		}
+		dash := ""
+		if c.Server == onMariaDB {
+			dash = ` stroke-dasharray="5 3"`
+		}
+		var path []string
+		end := 0.0
+		for i, delay := range hotRowDelays {
+			ours := r.results.median(label{hotRow, 64, delay, c.Name, c.Server}, rate)
+			byHand := r.results.median(label{hotRow, 64, delay, handLocked, c.Server}, rate)
+			if v := ours / byHand; v > 0 && !math.IsInf(v, 0) {
+				end = y(v)
+				path = append(path, fmt.Sprintf("%.1f,%.1f", x(i), end))
+			}
+		}
+		fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(path, " "), colourOurs, dash)
+		if len(path) > 0 {
+			names = append(names, lineName{bar{strings.TrimPrefix(c.Name, "hot row, ") + " · " + c.Server, true, 0}, end})
+		}
+	}
+	s.lineNames(width-right+8, names)
+	return s.end()
+}
+
+// awayBy says how far away a server is.
+func awayBy(delay time.Duration) string {
+	if delay == 0 {
+		return "near"
+	}
+	return fmt.Sprintf("%g ms away", float64(delay)/float64(time.Millisecond))
 }

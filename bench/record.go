@@ -103,6 +103,7 @@ func (r *record) write(dir string) error {
 		filepath.Join(files, plotHandoff):     r.plotHandoff(),
 		filepath.Join(files, plotNear):        r.plotTransaction(0),
 		filepath.Join(files, plotFar):         r.plotTransaction(farDelay),
+		filepath.Join(files, plotHotRow):      r.plotHotRow(),
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			return err
