@@ -11,7 +11,7 @@ tool      = $(or $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $
 each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
-.PHONY: test-oldest help servers engines rivals prometheus browser lint check test demo bare prove matrix random scene rolling storm hotkeys deadlocks onestatement leases leaders callers clusters chaos soak bench look ways gobench
+.PHONY: test-oldest oldest help installed servers engines rivals prometheus browser lint check test demo bare prove matrix random scene rolling storm hotkeys deadlocks onestatement leases leaders callers clusters chaos soak bench look ways gobench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,15 +44,21 @@ check: ## What needs no server, in under a minute: format, golangci-lint (with v
 	$(call tool,golangci-lint) run ./...
 	MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -v /internal/tempserver$$)
 
+# What the tests need is installed, one after the other, while lint runs, which needs none of it.
+installed:
+	@scripts/install-servers.sh
+	@scripts/install-tools.sh redis etcd prometheus
+	@scripts/install-chromium.sh
+	@scripts/build-engines.sh --look
+
 # Two packages are tested at a time on two processors: with three, or with lint beside
 # them, servers that are loaded by one test may not answer another one in time. (Lint beside
 # them at nice 19 on one processor saved two minutes, and a test failed so in each of three
 # runs.) What "go test" would vet is linted by then. Lint looks at what the race detector's
 # packages are, which the tests need as well.
 check  = go test -race -vet=off -timeout 14m
-test: servers rivals prometheus browser ## Lint, and run all tests with the race detector
-	@scripts/build-engines.sh --look
-	@$(MAKE) --no-print-directory lint RACE=-race
+test: ## Lint, and run all tests with the race detector
+	@$(MAKE) --no-print-directory --jobs 2 installed lint RACE=-race
 	$(check) -p 2 ./...
 	@$(MAKE) --no-print-directory --jobs 3 test-oldest $(OTHERS:%=test/%)
 
@@ -60,16 +66,19 @@ test/%:
 	cd $* && $(check) ./...
 
 # With the oldest Go that its go.mod allows, where the module proxy has it, the driver
-# is built and vetted; the matrix runs on one server, with statements one by one where they
-# are several in a text elsewhere, and all tests that need none: what tests say of servers does
-# not depend on Go.
-oldest = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
+# is built and vetted, and the matrix runs on one server, with statements one by one where they
+# are several in a text elsewhere; "make oldest" has all tests that need no server, too: what tests say of
+# servers does not depend on Go.
+first  = go$(shell awk '$$1 == "go" { print $$2 }' go.mod)
+# $(call onfirst,commands) runs them with that Go.
+onfirst = @if GOTOOLCHAIN=$(first) go version; then echo "== with $(first)" && export GOTOOLCHAIN=$(first) && $(1); \
+	else echo "== no $(first) to be had here, so nothing runs with it"; fi
+
 test-oldest:
-	@if GOTOOLCHAIN=$(oldest) go version; then \
-		echo "== with $(oldest), on one server" && export GOTOOLCHAIN=$(oldest) && go vet ./... && \
-		MYSQLLOCK_TEST_SERVERS=1 MATRIX_FORM=single go test -vet=off -timeout 14m -skip 'TestCommandsAreTheGoldenOnes|TestASQLConnSendsWhatASQLDBDoes' ./internal/matrix && \
-		MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$'); \
-	else echo "== no $(oldest) to be had here, so the tests do not run with it"; fi
+	$(call onfirst,go vet ./... && MYSQLLOCK_TEST_SERVERS=1 MATRIX_FORM=single go test -vet=off -timeout 14m -skip 'TestCommandsAreTheGoldenOnes|TestASQLConnSendsWhatASQLDBDoes' ./internal/matrix)
+
+oldest: test-oldest ## What "make test" has with the oldest Go that go.mod allows, and with it all tests that need no server
+	$(call onfirst,MYSQLLOCK_TEST_SERVERS=0 go test -vet=off $$(go list ./... | grep -vE '/internal/(matrix|tempserver)$$'))
 
 demo: ## Show what goes wrong without locks, and right with them; installs MariaDB and MySQL if they are missing (the same)
 	@scripts/install-servers.sh mariadb mysql

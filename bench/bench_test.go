@@ -190,17 +190,18 @@ func TestLoadCounts(t *testing.T) {
 	}
 }
 
-func TestProxyDelays(t *testing.T) {
+// TestTheProxyDelaysAsLongAsItSays compares with the same without the proxy: a busy machine is slow at both.
+func TestTheProxyDelaysAsLongAsItSays(t *testing.T) {
 	for _, delay := range []time.Duration{500 * time.Microsecond, 2 * time.Millisecond} {
-		for round := 1; ; round++ { // a busy machine is slow at times
+		near, fast := false, false
+		for round := 1; !near || !fast; round++ {
 			x, err := examineProxy(delay)
 			dbtest.OK(t, err)
 			if x.Added < 2*delay {
 				t.Errorf("%v each way adds only %v to a round trip", delay, x.Added)
 			}
-			if x.Added <= 2*delay+3*time.Millisecond && x.MiBps >= 20 {
-				break
-			}
+			near = near || x.Added <= 2*delay+3*time.Millisecond
+			fast = fast || x.MiBps >= min(20, x.DirectMiBps/4)
 			if round == 8 {
 				t.Fatalf("%v each way adds %v to a round trip, with %.0f MiB/s, %.0f without the proxy", delay, x.Added, x.MiBps, x.DirectMiBps)
 			}
