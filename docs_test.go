@@ -92,9 +92,9 @@ func anchors(page string) map[string]bool {
 	return all
 }
 
-// A link from one page to another, and from the package documentation to a page, leads
-// to what is there.
-func TestDocLinks(t *testing.T) {
+// TestLinksOfThePagesLeadToWhatIsThere: those from one page to another, and from the package
+// documentation to a page.
+func TestLinksOfThePagesLeadToWhatIsThere(t *testing.T) {
 	const site = "https://github.com/mysqllock/mysqllock/blob/main/"
 	pages, headings := pages(t), make(map[string]map[string]bool)
 	check := func(from, target string) {
@@ -271,9 +271,9 @@ func noteSpec(spec ast.Spec, note func(string)) {
 	}
 }
 
-// What the architecture page names is there: the files and packages; and the types,
-// fields and functions, in one of the files that the same line names, if it names any.
-func TestArchitectureNames(t *testing.T) {
+// TestTheArchitecturePageNamesWhatIsThere: the files and packages; and the types, fields and
+// functions, in one of the files that the same line names, if it names any.
+func TestTheArchitecturePageNamesWhatIsThere(t *testing.T) {
 	text := pages(t)["docs/architecture.md"]
 	words, _, found := strings.Cut(text, "\n## Rooms\n") // which explain words of users, too
 	if !found {
@@ -447,9 +447,9 @@ func TestPageOfServersNamesTheTestedOnes(t *testing.T) {
 	}
 }
 
-// TestSelectLimit: a limit on the rows of a SELECT is none on the rows of ours, of
-// which several keys have one each.
-func TestSelectLimit(t *testing.T) {
+// TestALimitOnSelectedRowsIsNoneOnOurs: those of the lock table, of which several keys have one
+// each.
+func TestALimitOnSelectedRowsIsNoneOnOurs(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other, db := s.open(), s.open("sql_select_limit=1")
 		keys := []string{"a", "b", "c"}
@@ -474,9 +474,7 @@ func TestSelectLimit(t *testing.T) {
 	})
 }
 
-// TestReadTimeout: a limit on how long an answer may take is none on how long one
-// waits for a lock.
-func TestReadTimeout(t *testing.T) {
+func TestAReadTimeoutDoesNotLimitWaitsForLocks(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const readTimeout = 6 * time.Second
 		cfg, log := s.Config(), new(failures)

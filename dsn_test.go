@@ -82,7 +82,7 @@ var goodDSNs = []struct {
 	{dsnBare + "?innodb_lock_wait_timeout=5", dsnBare + "?innodb_lock_wait_timeout=5", Config{}},
 }
 
-func TestGoodDSN(t *testing.T) {
+func TestAGoodDSNIsReadAndSplit(t *testing.T) {
 	for _, c := range goodDSNs {
 		plain, cfg, err := splitDSN(c.dsn)
 		if err != nil || plain != c.plain || !reflect.DeepEqual(cfg, c.cfg) {
@@ -295,7 +295,7 @@ func variables(t *testing.T, db *sql.DB, show string) (names []string) {
 	return names
 }
 
-func TestBadDSN(t *testing.T) {
+func TestABadDSNIsRefusedWithoutItsPassword(t *testing.T) {
 	for _, c := range badDSNs {
 		_, err := (&Driver{}).OpenConnector(c.dsn)
 		if err == nil {
@@ -319,7 +319,7 @@ func TestBadDSN(t *testing.T) {
 	}
 }
 
-func TestBadConfig(t *testing.T) {
+func TestABadConfigIsRefusedInWords(t *testing.T) {
 	for says, cfg := range map[string]Config{
 		`lockStrategy is "redis"`:    {Strategy: "redis"},
 		"lockWait is negative":       {Wait: -1},

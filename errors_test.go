@@ -126,9 +126,8 @@ var strategies = map[string]lockctx.Option{
 	"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic(),
 }
 
-// TestObserver: each lock that is asked for is told of twice, however it is taken
-// and given back.
-func TestObserver(t *testing.T) {
+// TestTheObserverIsToldOfEachLockTwice, however it is taken and given back.
+func TestTheObserverIsToldOfEachLockTwice(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{TTL: ttl})
 		other := s.open("lockTTL=" + ttl.String())
@@ -221,10 +220,9 @@ func (s *scratch) nothingLasts(handles ...*sql.DB) {
 	}
 }
 
-// TestOldest: a handle knows, while it lasts, for how long the first of its callers has waited,
-// and for how long it has held a lock, with and without an observer. What waits for a
-// connection waits, too. Versions are no hold.
-func TestOldest(t *testing.T) {
+// TestAHandleKnowsItsOldestWaitAndHold while they last, with and without an observer. What
+// waits for a connection waits, too. Versions are no hold.
+func TestAHandleKnowsItsOldestWaitAndHold(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		observed, _ := s.watched(mysqllock.Config{TTL: ttl})
 		db := s.open("maxConns=8", "lockTTL="+ttl.String())
@@ -341,8 +339,7 @@ func TestObserverOfLosses(t *testing.T) {
 	})
 }
 
-// TestLogTo: what is worth a line, and what is not.
-func TestLogTo(t *testing.T) {
+func TestTheLogTellsOnlyWhatIsWorthALine(t *testing.T) {
 	busy := &mysqllock.Error{Op: "lock", Key: "k", Err: mysqllock.ErrLocked}
 	lost := &mysqllock.Error{Op: "lock", Key: "k", Err: mysqllock.ErrLost}
 	for _, c := range []struct {
@@ -379,9 +376,8 @@ func TestLogTo(t *testing.T) {
 	}
 }
 
-// TestLongHold: a hold that lasts for long is told while it lasts, once, and at its end. A
-// version is no hold.
-func TestLongHold(t *testing.T) {
+// TestALongHoldIsToldOnceAndAtItsEnd: once while it lasts. A version is no hold.
+func TestALongHoldIsToldOnceAndAtItsEnd(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		short, calm := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Hour})
 		db, w := s.watched(mysqllock.Config{TTL: ttl, LongHold: time.Millisecond})
@@ -421,9 +417,10 @@ func TestLongHold(t *testing.T) {
 	})
 }
 
-// TestSlowWait: who has waited for long is told, with the grant, who held the lock; and for
-// how long, if that was this very handle. A wait that was not slow asks nobody.
-func TestSlowWait(t *testing.T) {
+// TestASlowWaitIsToldWithItsHolder: who has waited for long is told, with the grant, who held
+// the lock; and for how long, if that was this very handle. A wait that was not slow asks
+// nobody.
+func TestASlowWaitIsToldWithItsHolder(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		first, _ := s.watched(mysqllock.Config{TTL: ttl, Owner: "the-first"})
 		second, told := s.watched(mysqllock.Config{TTL: ttl, Owner: "the-second", SlowWait: time.Millisecond})

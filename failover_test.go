@@ -416,9 +416,9 @@ func TestNoTableYet(t *testing.T) {
 	s.granted("with a table", 1, 1)
 }
 
-// TestStatementLog: a replica that runs the statements of leases again grants other tokens than
-// its primary did, so there are no leases with such a binary log; all else goes on.
-func TestStatementLog(t *testing.T) {
+// TestThereAreNoLeasesWithABinaryLogOfStatements, since a replica that runs those of leases
+// again grants other tokens than its primary did. All else goes on.
+func TestThereAreNoLeasesWithABinaryLogOfStatements(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		ways := map[string]func(db *sql.DB, how ...lockctx.Option) error{
 			"Do": func(db *sql.DB, how ...lockctx.Option) error {
@@ -472,10 +472,10 @@ func TestStatementLog(t *testing.T) {
 	}, "--server-id=1", "--log-bin=bin", "--binlog-format=STATEMENT")
 }
 
-// TestReplica: a replica comes to the same rows, also where it runs the statements again. One that
-// is promoted before it has heard of a lease grants the lease again, with the same token: its former
+// TestAReplicaHasTheSameRowsAndCommitsStaySafe, also where it runs the statements again. One that is
+// promoted before it has heard of a lease grants the lease again, with the same token: its former
 // holder commits nothing there, and the new one keeps it.
-func TestReplica(t *testing.T) {
+func TestAReplicaHasTheSameRowsAndCommitsStaySafe(t *testing.T) {
 	type way struct {
 		key string
 		how []lockctx.Option

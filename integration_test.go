@@ -148,9 +148,9 @@ func jobs() dbtest.Jobs {
 	}
 }
 
-// TestMariaDB10_5, which is Debian 11's: what holds there, and what is refused in words, for it
-// has no SKIP LOCKED.
-func TestMariaDB10_5(t *testing.T) {
+// TestMariaDB10_5RefusesOnlyWhatNeedsSkipLocked, in words, and all else holds there. It is
+// Debian 11's.
+func TestMariaDB10_5RefusesOnlyWhatNeedsSkipLocked(t *testing.T) {
 	t.Parallel()
 	bin := tempserver.RequireOld(t)
 	s := newScratch(dbtest.New(t, bin, tempserver.Share(t, bin)))

@@ -18,8 +18,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestKeysLost: a hold of several leases is lost with one of them, and commits nothing more.
-func TestKeysLost(t *testing.T) {
+// TestAHoldOfSeveralLeasesIsLostWithOne of them, and commits nothing more.
+func TestAHoldOfSeveralLeasesIsLostWithOne(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, stolen := range []string{"a", "b", "c"} {
 			db := s.open()

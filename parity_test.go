@@ -226,7 +226,7 @@ func forEachShape(t *testing.T, test func(t *testing.T, server func() *fakeServe
 	}
 }
 
-func TestPlainStatements(t *testing.T) {
+func TestStatementsWithoutAHintRunAsOnThePlainDriver(t *testing.T) {
 	ctx := marked(context.Background(), "caller")
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		same(t, server, func(c *caller, db *sql.DB) {
@@ -318,8 +318,9 @@ func TestPlainBadConn(t *testing.T) {
 	})
 }
 
-// TestPlainPool goes through what decides whether a connection is used again.
-func TestPlainPool(t *testing.T) {
+// TestConnectionsAreReusedAsOnThePlainDriver goes through what decides whether a connection is
+// used again.
+func TestConnectionsAreReusedAsOnThePlainDriver(t *testing.T) {
 	ctx := marked(context.Background(), "caller")
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		same(t, server, func(c *caller, db *sql.DB) {
@@ -363,9 +364,9 @@ func TestPlainTransactionOptions(t *testing.T) {
 	})
 }
 
-// TestPlainCancel runs everything with contexts that end before and while it
-// runs. Time stands still but for the statements that take a second.
-func TestPlainCancel(t *testing.T) {
+// TestContextsEndStatementsAsOnThePlainDriver runs everything with contexts that end before and
+// while it runs. Time stands still but for the statements that take a second.
+func TestContextsEndStatementsAsOnThePlainDriver(t *testing.T) {
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		synctest.Test(t, func(t *testing.T) {
 			same(t, server, func(c *caller, db *sql.DB) {
@@ -1016,9 +1017,9 @@ func (o openOnly) Open(dsn string) (driver.Conn, error) { return o.d.Open(dsn) }
 
 func init() { sql.Register("mysqllock-open-only", openOnly{&mysqllock.Driver{}}) }
 
-// TestOpenOnly: the connections of one DSN know of each other's locks, and nothing is
-// left on the server once they are closed.
-func TestOpenOnly(t *testing.T) {
+// TestConnectionsOfOneDSNKnowOfEachOthersLocks, and nothing is left on the server once they are
+// closed.
+func TestConnectionsOfOneDSNKnowOfEachOthersLocks(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, err := sql.Open("mysqllock-open-only", s.Config().FormatDSN())
 		dbtest.OK(t, err)
@@ -1540,7 +1541,7 @@ func doing(tb testing.TB, k driver.Connector, work func(context.Context, *sql.DB
 	}
 }
 
-func TestPlainAllocations(t *testing.T) {
+func TestWorkWithoutAHintAllocatesHardlyMore(t *testing.T) {
 	for _, w := range plainWork {
 		t.Run(w.name, func(t *testing.T) {
 			bare, wrapped := pair(t, w.rows, w.work)

@@ -200,7 +200,7 @@ func (s *scratch) user(grants ...string) *scratch {
 	return s.at(s.Changed(func(cfg *mysql.Config) { cfg.User, cfg.Passwd = name, "secret-of-"+name }))
 }
 
-func TestBadInput(t *testing.T) {
+func TestAWrongSetUpIsRefusedInWords(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE isam (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=MyISAM")
 		dbtest.Exec(t, s.plain, "CREATE TABLE older (namespace VARBINARY(255) NOT NULL, name VARBINARY(255) NOT NULL, PRIMARY KEY (namespace, name)) ENGINE=InnoDB")
@@ -412,9 +412,8 @@ func TestStatementsPerPath(t *testing.T) {
 	})
 }
 
-// Many callers make the rows of new keys at once, in any order, without a
-// deadlock, and never wait for somebody else's key.
-func TestNewKeys(t *testing.T) {
+// Many callers make their rows, in any order, and never wait for somebody else's key.
+func TestNewKeysAreMadeAtOnceWithoutADeadlock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbs := []*sql.DB{s.open("lockWait=2m"), s.open("lockWait=2m")}
 		held := stock.Acquire(t, dbs[0], "n05")
@@ -448,10 +447,9 @@ func (s *scratch) soonFree(key string) {
 	dbtest.Soon(s.T, key+" is free", func() bool { return !s.locked(key) })
 }
 
-// TestHostileNames: on real servers, in their strictest and their laxest reading of
-// SQL, a name that looks like SQL is a name: its row is made, no two are the same
-// lock, and nothing else is touched.
-func TestHostileNames(t *testing.T) {
+// TestANameThatLooksLikeSQLIsAName on real servers, in their strictest and their laxest reading
+// of SQL: its row is made, no two are the same lock, and nothing else is touched.
+func TestANameThatLooksLikeSQLIsAName(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE canary (name VARCHAR(20) PRIMARY KEY) ENGINE=InnoDB")
 		dbtest.Exec(t, s.plain, "INSERT INTO canary VALUES ('sings')")
@@ -515,9 +513,9 @@ func (s *scratch) names(query string) []string {
 	return dbtest.Column[string](s.T, s.plain, query)
 }
 
-// TestHostileSettings: so is what a handle calls its namespace and itself, and the
+// TestASettingThatLooksLikeSQLIsAName: what a handle calls its namespace and itself, and the
 // database that it is in.
-func TestHostileSettings(t *testing.T) {
+func TestASettingThatLooksLikeSQLIsAName(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		before := s.names("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
 		for n, database := range []string{"t_`; DROP TABLE p; -- " + dbtest.Random()[:6], "t_' \" \\ " + dbtest.Random()[:6]} {
@@ -566,9 +564,9 @@ func TestHostileSettings(t *testing.T) {
 	})
 }
 
-// TestNoSecrets: a password, whatever is in it, is in no error, no log line, and
-// nothing that is printed.
-func TestNoSecrets(t *testing.T) {
+// TestAPasswordIsToldNowhere, whatever is in it: in no error, no log line, and nothing that is
+// printed.
+func TestAPasswordIsToldNowhere(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const word = "Sw0rdf1sh"
 		dbtest.OK(t, func() error { _, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "k"), "DO 1"); return err }())
@@ -655,10 +653,9 @@ func TestNoSecrets(t *testing.T) {
 	})
 }
 
-// TestTLS: where the server takes nothing but TLS, all connections use it: those of
-// database/sql, sessions, those of leases and of advisory locks, and those that
-// make rows and kill waiters.
-func TestTLS(t *testing.T) {
+// TestAllConnectionsUseTLSWhereTheServerTakesNothingElse: those of database/sql, sessions,
+// those of leases and of advisory locks, and those that make rows and kill waiters.
+func TestAllConnectionsUseTLSWhereTheServerTakesNothingElse(t *testing.T) {
 	t.Parallel()
 	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
 		t.Run(bin.Name, func(t *testing.T) {

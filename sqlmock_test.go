@@ -370,10 +370,9 @@ func TestMockSetUpFails(t *testing.T) {
 	}
 }
 
-// TestMockTopology has servers of which several take writes: row locks are
-// refused there, before anything of theirs is sent. What the server is is asked
-// once.
-func TestMockTopology(t *testing.T) {
+// TestMockRowLocksAreRefusedWhereSeveralServersWrite, before anything of theirs is sent. What
+// the server is is asked once.
+func TestMockRowLocksAreRefusedWhereSeveralServersWrite(t *testing.T) {
 	percona := aMySQL.with(func(a *answers) { a.topology = "ON," })
 	group := aMySQL.with(func(a *answers) { a.topology = "OFF,aaaa-bbbb,OFF" })
 	for name, a := range map[string]answers{"Galera": percona, "Group Replication with several primaries": group} {

@@ -942,8 +942,8 @@ func (s *scratch) strictHandles() map[string]*sql.DB {
 	}
 }
 
-// TestStrictMode: a table that lockRequire names is written under a lock only, in whatever way.
-func TestStrictMode(t *testing.T) {
+// TestStrictModeHasTablesWrittenUnderALock only, in whatever way: those that lockRequire names.
+func TestStrictModeHasTablesWrittenUnderALock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for how, db := range s.strictHandles() {
 			for way, write := range writes {

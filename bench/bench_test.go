@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestShort runs every workload once, in seconds. Its figures mean nothing.
-func TestShort(t *testing.T) {
+// TestEachWorkloadHasItsFigures: all run once, in seconds. The figures mean nothing.
+func TestEachWorkloadHasItsFigures(t *testing.T) {
 	r, err := measure(t.Context(), testLog{t}, 1, regexp.MustCompile(""), true, []time.Duration{farDelay})
 	dbtest.OK(t, err)
 	if len(r.Missing) > 0 {
@@ -175,7 +175,7 @@ func TestLoadSeesTwoInside(t *testing.T) {
 	}
 }
 
-func TestLoadCounts(t *testing.T) {
+func TestALoadCountsItsGrantsAndWaits(t *testing.T) {
 	s := &stand{client: free{after: 5 * time.Millisecond}}
 	r, err := s.load(t.Context(), order{Workers: 3, Own: true, Lasting: 100 * time.Millisecond, Patience: time.Second})
 	dbtest.OK(t, err)
@@ -209,7 +209,7 @@ func TestTheProxyDelaysAsLongAsItSays(t *testing.T) {
 	}
 }
 
-func TestNumber(t *testing.T) {
+func TestNumbersArePrintedWithThreeDigits(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 0.01234: "0.012", 0.5: "0.500", 1: "1", 1.02: "1.02", 12.34: "12.3", 123.4: "123", 123456: "123456", math.Inf(1): "",
 	} {

@@ -36,9 +36,9 @@ func checkAge(t *testing.T, what string, h inspect.Holder, granted span, from, t
 	}
 }
 
-// TestAges: the age of a lock is not that of its transaction, which has waited first. Where
-// the server does not tell it, no age is shown.
-func TestAges(t *testing.T) {
+// TestALockIsNotAsOldAsItsTransaction: that has waited first. Where the server does not tell the
+// age, none is shown.
+func TestALockIsNotAsOldAsItsTransaction(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		for strategy, option := range strategies {
 			key := "the-" + strategy
@@ -111,10 +111,9 @@ func TestAges(t *testing.T) {
 	})
 }
 
-// TestLeaseTells: of a lease that was renewed since when it is held, its TTL and its last renewal
-// are known, and that it is not renewed any more. Before that, and of a program or a table of an
-// older version, they are not.
-func TestLeaseTells(t *testing.T) {
+// TestARenewalMakesTheAgeOfALeaseKnown: and its TTL, its last renewal, and that it is not renewed
+// any more. Before that, and of a program or a table of an older version, they are not.
+func TestARenewalMakesTheAgeOfALeaseKnown(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		cfg, tap := s.Config(), new(dbtest.Tap)
 		cfg.User = "root"
@@ -186,8 +185,8 @@ func TestLeaseTells(t *testing.T) {
 	})
 }
 
-// TestLateLock: a lock that was taken late in a transaction is as old as it is.
-func TestLateLock(t *testing.T) {
+// TestALateLockIsAsOldAsItIs: its transaction is older.
+func TestALateLockIsAsOldAsItIs(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("early", "late")
 		i := s.inspector(s.open("root"))
@@ -221,8 +220,9 @@ func TestLateLock(t *testing.T) {
 	})
 }
 
-// TestChain: A waits for a row of B, B for one of C, and C is idle. It is C's doing.
-func TestChain(t *testing.T) {
+// TestTheChainEndsAtWhoIsToBlame: A waits for a row of B, B for one of C, and C is idle. It is C's
+// doing.
+func TestTheChainEndsAtWhoIsToBlame(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		ctx := context.Background()
 		s.makeTable("one", "two", "three")
@@ -347,9 +347,9 @@ func TestSeenAndUnseen(t *testing.T) {
 	})
 }
 
-// TestOwnStatements: signs of life of the driver are no work of the holder, whose last
-// statement was earlier. If the server does not tell, its time is a bound.
-func TestOwnStatements(t *testing.T) {
+// TestAPingOfTheDriverIsNoWork: the last statement of the holder was earlier. If the server does
+// not tell, its time is a bound.
+func TestAPingOfTheDriverIsNoWork(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		cfg := s.Config()
 		cfg.User = "root"

@@ -66,10 +66,10 @@ func TestChainByProcess(t *testing.T) {
 	})
 }
 
-// TestCircle: two processes wait for each other, by a row lock and a lease, which neither the server nor a
-// process sees. It is called a circle. Where the server tells no processes it advises to end no connection,
-// but says that the process may wait.
-func TestCircle(t *testing.T) {
+// TestACircleOfProcessesIsCalledOne: two processes wait for each other, by a row lock and a lease, which
+// neither the server nor a process sees. Where the server tells no processes it advises to end no
+// connection, but says that the process may wait.
+func TestACircleOfProcessesIsCalledOne(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var waiting sync.WaitGroup
@@ -124,8 +124,8 @@ func at(snap *inspect.Snapshot, strategy, key string) *inspect.Lock {
 	return &snap.Locks[i]
 }
 
-// TestNoCircle: there is none where waits are new, another goroutine's connection works, or a slot may come free.
-func TestNoCircle(t *testing.T) {
+// TestWaitsThatMayEndAreNoCircle: they are new, another goroutine's connection works, or a slot may come free.
+func TestWaitsThatMayEndAreNoCircle(t *testing.T) {
 	client := func(pid int) inspect.Client {
 		return inspect.Client{Program: fmt.Sprintf("web:%d:shopd", pid), ConnectionID: uint64(pid)}
 	}
@@ -192,9 +192,9 @@ func (s *scratch) checkChain(t *testing.T, all *inspect.Inspector, want int, key
 	}
 }
 
-// TestCustomOwners: processes on other hosts may have the same lockOwner, and are told by host
-// and process id.
-func TestCustomOwners(t *testing.T) {
+// TestProcessesWithOneOwnerAreToldApart: those on other hosts may have the same lockOwner, and are
+// told by host and process id.
+func TestProcessesWithOneOwnerAreToldApart(t *testing.T) {
 	client := func(host string, pid int) inspect.Client {
 		return inspect.Client{ConnectionID: uint64(pid), Program: "web", Host: host, PID: pid}
 	}

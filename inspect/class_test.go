@@ -8,7 +8,7 @@ import (
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
-func TestClasses(t *testing.T) {
+func TestAKeyIsOfTheFirstClassItMatches(t *testing.T) {
 	class := inspect.Classes("nightly", "order:*:*:done", "order:*", "*.tmp", "ab*ba")
 	for key, want := range map[string]string{
 		"nightly": "nightly", "nightly2": "other", "": "other",

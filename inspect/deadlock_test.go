@@ -37,7 +37,7 @@ func (s *scratch) deadlock() {
 	}
 }
 
-func TestDeadlocks(t *testing.T) {
+func TestDeadlocksAreCountedWhenAskedFor(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.root, "CREATE TABLE pair (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
 		dbtest.Exec(t, s.root, "INSERT INTO pair VALUES (1, 0), (2, 0)")
@@ -77,9 +77,9 @@ func TestDeadlocks(t *testing.T) {
 	})
 }
 
-// TestLatestDeadlock: both sides of it are told, with what each held and wanted; of rows of the lock table, the keys.
-// An account without PROCESS is told nothing, and that is no error.
-func TestLatestDeadlock(t *testing.T) {
+// TestBothSidesOfTheLatestDeadlockAreTold: with what each held and wanted; of rows of the lock table, the keys. An
+// account without PROCESS is told nothing, and that is no error.
+func TestBothSidesOfTheLatestDeadlockAreTold(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "holder")
 		dbtest.OK(t, s.acquire(db, "a").Release())

@@ -9,9 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDoctorRights: before a deployment, the doctor says what the account will not be able
-// to do, with and without a lock table, and what would help. It makes nothing.
-func TestDoctorRights(t *testing.T) {
+// TestTheDoctorSaysWhatAnAccountLacks: before a deployment, with and without a lock table, it says
+// what the account will not be able to do, and what would help. It makes nothing.
+func TestTheDoctorSaysWhatAnAccountLacks(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		user := s.user()
 		account := "'" + user + "'@'%'"

@@ -38,7 +38,7 @@ func safe(d *inspect.Diagnosis) string {
 	return strings.Join(out, " ")
 }
 
-func TestDoctor(t *testing.T) {
+func TestTheDoctorSaysWhichStrategiesAreSafe(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		if c := check(diagnose(t, s, s.root), "lock table"); c.State != inspect.Warning || !strings.Contains(c.Remedy, "CREATE TABLE") {
 			t.Errorf("without a table: %+v", c)

@@ -37,9 +37,9 @@ func (s *scratch) refusesToDrop(t *testing.T, i *inspect.Inspector, says ...stri
 	dbtest.Exec(t, s.root, "SELECT 1 FROM mysqllock")
 }
 
-// TestDropTable: the table is dropped when no lock on it is held or waited for, of whatever strategy and namespace, and not
-// before. Alone, since tests beside it hold advisory locks whose names do not tell the namespace.
-func TestDropTable(t *testing.T) {
+// TestATableInUseIsNotDropped: it is dropped when no lock on it is held or waited for, of whatever strategy and namespace.
+// Alone, since tests beside it hold advisory locks whose names do not tell the namespace.
+func TestATableInUseIsNotDropped(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		i, db := s.inspector(s.root), s.process("root", "holder")
 		if _, err := drop(t, i); err == nil || !strings.Contains(err.Error(), "there is no table `"+s.Name+"`.`mysqllock`") {

@@ -93,7 +93,7 @@ func gap(snap *inspect.Snapshot, what string) *inspect.Gap {
 	return nil
 }
 
-func TestNobodyWaits(t *testing.T) {
+func TestALockWithoutWaitersIsShownOrAGap(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "holder")
 		for strategy, option := range strategies {

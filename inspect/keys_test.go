@@ -21,7 +21,7 @@ import (
 
 // Keys are any bytes, and come back as they are. Names that do not tell their
 // namespace would be shown to other tests.
-func TestAnyKey(t *testing.T) {
+func TestAKeyOfAnyBytesComesBack(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "x'); DROP TABLE mysqllock; -- \\")
 		i := s.inspector(s.root)
@@ -208,7 +208,7 @@ func TestDriversSlotsAndShares(t *testing.T) {
 }
 
 // Those who share a row are told from each other as far as the server does.
-func TestShared(t *testing.T) {
+func TestThoseWhoShareARowAreToldApart(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("one", "two", "both", "mixed")
 		i := s.inspector(s.root)
@@ -312,7 +312,7 @@ func TestWakeUpLockInOtherHands(t *testing.T) {
 	})
 }
 
-func TestNamespaces(t *testing.T) {
+func TestOtherNamespacesAreShownOnlyOnRequest(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("k", keyrow.Name("x"))
 		dbtest.Exec(t, s.root, "INSERT INTO mysqllock (namespace, name, owner, expires) VALUES ('other', 'k', 'me#00000000', UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE)")

@@ -11,8 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestKnown: what is not known is no zero, in text and for programs.
-func TestKnown(t *testing.T) {
+// TestWhatIsNotKnownIsNoZero: in text and for programs.
+func TestWhatIsNotKnownIsNoZero(t *testing.T) {
 	type form struct {
 		N    inspect.Known[int] `json:"n"`
 		Left inspect.Known[int] `json:"left,omitzero"`

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestBounds: while a lock is seen in the same hands, its age has a bound from earlier looks: a
-// lease with one token, and a row lock in one transaction. No lock is said to be older than it is.
-func TestBounds(t *testing.T) {
+// TestNoLockSeemsOlderThanItIs: while a lock is seen in the same hands, its age has a bound from
+// earlier looks: a lease with one token, and a row lock in one transaction.
+func TestNoLockSeemsOlderThanItIs(t *testing.T) {
 	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	leased := func(token uint64) Lock {

@@ -40,7 +40,7 @@ func TestReadPrimaryKey(t *testing.T) {
 	}
 }
 
-func TestSelfNamed(t *testing.T) {
+func TestHostAndProcessAreReadFromTheOwner(t *testing.T) {
 	for owner, want := range map[string]Client{
 		"web-1:4711:shop":   {Host: "web-1", PID: 4711},
 		"fe80::1:4711:shop": {Host: "fe80::1", PID: 4711},

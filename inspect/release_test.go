@@ -19,7 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-func TestRelease(t *testing.T) {
+func TestALockIsReleasedOnlyAsItWasSeen(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.root, "CREATE TABLE work (id INT)")
 		i := s.inspector(s.root)
@@ -70,10 +70,10 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-// TestReason: the holder of a lease is told who has taken it away, from where, when and why, also
-// if another has the key by then: in its renewal, its commit and its release. Without the column
-// for it, it is told that the lease is lost.
-func TestReason(t *testing.T) {
+// TestTheHolderIsToldWhoTookItsLease: from where, when and why, also if another has the key by
+// then: in its renewal, its commit and its release. Without the column for it, it is told that the
+// lease is lost.
+func TestTheHolderIsToldWhoTookItsLease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		db := s.process("root", "holder")
@@ -391,7 +391,7 @@ func TestReleaseNeedsRights(t *testing.T) {
 	})
 }
 
-func TestClean(t *testing.T) {
+func TestCleanRemovesNoMoreThanItsLimit(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("a", "b", "c")
 		done, err := s.inspector(s.root).Clean(t.Context(), inspect.CleanUp{Unused: time.Hour, Limit: 2})

@@ -17,7 +17,7 @@ import (
 
 // Of what the server does not show an account is told which grant would show it,
 // and after that it is shown.
-func TestLeastPrivilege(t *testing.T) {
+func TestEachGapNamesTheGrantThatClosesIt(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		user := s.user()
 		all := s.inspector(s.root)
@@ -106,7 +106,7 @@ func TestNoRightsAtAll(t *testing.T) {
 	})
 }
 
-func TestNoTable(t *testing.T) {
+func TestAMissingTableIsAGap(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		snap := look(t, s.inspector(s.root))
 		if g := gap(snap, "leases, and"); g == nil || !strings.Contains(g.Why, "does not exist") {
@@ -177,7 +177,7 @@ func TestWaitsForNobody(t *testing.T) {
 }
 
 // An Inspector leaves nothing of its settings behind, whatever the session is like.
-func TestSession(t *testing.T) {
+func TestAnInspectorLeavesNoSettingsBehind(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		holder := s.process("root", "holder")
 		s.acquire(holder, "k", lockctx.Lease(30*time.Second))
@@ -216,7 +216,7 @@ func canceled() context.Context {
 	return ctx
 }
 
-func TestOptions(t *testing.T) {
+func TestBadNamesInOptionsAreErrors(t *testing.T) {
 	for _, o := range []inspect.Options{{Table: "a.b.c"}, {Table: "a`b"}, {Namespace: strings.Repeat("n", 256)}} {
 		if _, err := inspect.New(new(sql.DB), o); err == nil {
 			t.Errorf("%+v is no error", o)

@@ -11,7 +11,7 @@ import (
 )
 
 // The table is missing, made, of an older form, made again, and made by hand.
-func TestTable(t *testing.T) {
+func TestMakeTableMendsWhatCheckTableFinds(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		lacks := func(i *inspect.Inspector, what string) {
@@ -99,8 +99,8 @@ func TestTableOfAnOlderVersion(t *testing.T) {
 
 const dropTold = "ALTER TABLE mysqllock DROP COLUMN granted_at, DROP COLUMN ttl, DROP COLUMN renewed_token, DROP COLUMN released"
 
-// TestDropProcedures: those of an earlier version are dropped, and told, and the table stays as it is.
-func TestDropProcedures(t *testing.T) {
+// TestProceduresOfAnEarlierVersionAreDropped: they are told, and the table stays as it is.
+func TestProceduresOfAnEarlierVersionAreDropped(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		_, err := i.MakeTable(t.Context())

@@ -23,9 +23,9 @@ func try(t *testing.T, i *inspect.Inspector, f inspect.Filter) *inspect.Snapshot
 	return snap
 }
 
-// TestTry: who holds a row lock may be unknown, but that somebody holds it is not, for any
-// account on any server.
-func TestTry(t *testing.T) {
+// TestTryFindsThatSomebodyHoldsARow: who holds it may be unknown, but that somebody does is not,
+// for any account on any server.
+func TestTryFindsThatSomebodyHoldsARow(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "holder")
 		dbtest.OK(t, s.acquire(db, "free").Release())
@@ -88,9 +88,9 @@ func TestTryWithoutRights(t *testing.T) {
 	})
 }
 
-// TestTryDisturbs: who waits is granted all the same while somebody tries, and nobody fails
-// but by NoWait.
-func TestTryDisturbs(t *testing.T) {
+// TestTryKeepsNobodyFromALock: who waits is granted it all the same while somebody tries, and
+// nobody fails but by NoWait.
+func TestTryKeepsNobodyFromALock(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db, i := s.process("root", "holder"), s.inspector(s.root)
 		s.acquire(db, "k")

@@ -46,10 +46,10 @@ func buy(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// TestSteps: an interceptor sees the statements of a lock with the key, the strategy and
-// the step, and none of the application's with any; the other way round, none that the
-// driver adds looks like the application's.
-func TestSteps(t *testing.T) {
+// TestAnInterceptorTellsLockStatementsFromOthers: it sees the statements of a lock with the key,
+// the strategy and the step, and none of the application's with any; the other way round, none that
+// the driver adds looks like the application's.
+func TestAnInterceptorTellsLockStatementsFromOthers(t *testing.T) {
 	const take, fence, end = intercept.Take, intercept.Fence, intercept.End
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for strategy, c := range map[string]struct {
@@ -120,8 +120,7 @@ func TestKillAndRenew(t *testing.T) {
 	})
 }
 
-// TestStripes: a row that keys share is called what it is.
-func TestStripes(t *testing.T) {
+func TestARowThatKeysShareIsCalledAStripe(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := new(spy)
 		db := s.open(mysqllock.Config{Stripes: 1}, seen)
@@ -194,9 +193,9 @@ func (c closer) Close() error {
 	return errors.New("closed by the test")
 }
 
-// TestClose: each connector that Base has returned is closed with the handle, once, and
-// With hands Close on.
-func TestClose(t *testing.T) {
+// TestEachConnectorIsClosedOnce: those that Base has returned are closed with the handle, and With
+// hands Close on.
+func TestEachConnectorIsClosedOnce(t *testing.T) {
 	var made, closed atomic.Int32
 	wrap := func(k driver.Connector) (driver.Connector, error) {
 		made.Add(1)
@@ -235,8 +234,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestBadBase: what Base says is wrong is the error of the connector.
-func TestBadBase(t *testing.T) {
+// TestABadBaseIsAnErrorOfTheConnector: what Base says is wrong, or a connector that is nil.
+func TestABadBaseIsAnErrorOfTheConnector(t *testing.T) {
 	wrong := errors.New("wrong")
 	for _, base := range []func(driver.Connector) (driver.Connector, error){
 		func(driver.Connector) (driver.Connector, error) { return nil, wrong },
@@ -247,9 +246,8 @@ func TestBadBase(t *testing.T) {
 	}
 }
 
-// TestFaults: what an interceptor returns is what the server might have: a lock statement
-// that breaks is no lock.
-func TestFaults(t *testing.T) {
+// TestALockStatementThatBreaksIsNoLock: what an interceptor returns is what the server might have.
+func TestALockStatementThatBreaksIsNoLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		f := new(fault)
 		db := s.open(mysqllock.Config{}, f)
@@ -298,8 +296,8 @@ func (f *fault) ConnExecContext(ctx context.Context, conn driver.ExecerContext, 
 	return f.NullInterceptor.ConnExecContext(ctx, conn, text, args)
 }
 
-// TestNotLinked: a program that does not import this package does not have sqlmw in it.
-func TestNotLinked(t *testing.T) {
+// TestTheDriverDoesNotDependOnSqlmw: a program that does not import this package does not have it.
+func TestTheDriverDoesNotDependOnSqlmw(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "..").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -43,9 +43,9 @@ next:
 	return found
 }
 
-// TestLog: each statement has a line, with its time; a lock statement says for which lock it
-// is. Arguments are in it on request, and secrets never.
-func TestLog(t *testing.T) {
+// TestEachStatementIsLoggedOnALine: with its time; a lock statement says for which lock it is.
+// Arguments are in it on request, and secrets never.
+func TestEachStatementIsLoggedOnALine(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		plain, full := new(lines), new(lines)
 		db := s.open(mysqllock.Config{},

@@ -107,10 +107,9 @@ func (k *kinds) Observe(_ context.Context, e mysqllock.Event) {
 	k.all = append(k.all, e.Kind)
 }
 
-// TestTracer: the context that a Tracer makes of a lock is that of all its events, and of all
-// statements for it, in the background, too. A lock that is asked for anew has a new one,
-// of which no other observer hears.
-func TestTracer(t *testing.T) {
+// TestAllEventsOfALockHaveTheTracersContext: so do all statements for it, in the background, too. A
+// lock that is asked for anew has a new one, of which no other observer hears.
+func TestAllEventsOfALockHaveTheTracersContext(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for strategy, c := range map[string]struct {
 			option lockctx.Option

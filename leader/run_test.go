@@ -25,8 +25,8 @@ func open(d *dbtest.Database) *dbtest.Database { return d }
 // untilEnd is a lead that does nothing.
 func untilEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
-// A leader that returns nil has resigned, and campaigns again.
-func TestResign(t *testing.T) {
+// TestALeaderThatReturnsNilCampaignsAgain: it has resigned.
+func TestALeaderThatReturnsNilCampaignsAgain(t *testing.T) {
 	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		var tokens []uint64
@@ -43,9 +43,9 @@ func TestResign(t *testing.T) {
 	})
 }
 
-// What a leader returns, and its panic, reaches the caller of Run, and the next one leads
-// at once.
-func TestLeaderFails(t *testing.T) {
+// TestWhatALeaderReturnsReachesTheCallerOfRun, and so does its panic, and the next one leads at
+// once.
+func TestWhatALeaderReturnsReachesTheCallerOfRun(t *testing.T) {
 	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		db, failed := d.Open("mysqllock"), errors.New("failed")
 		var changes []leader.Change
@@ -90,8 +90,7 @@ func TestLeaderLosesAnotherLock(t *testing.T) {
 	})
 }
 
-// Run returns what does not pass.
-func TestRunRefuses(t *testing.T) {
+func TestRunReturnsWhatDoesNotPass(t *testing.T) {
 	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
 		never := func(context.Context) error { return errors.New("it ran") }
 		run := func(what string, db *sql.DB, key string, says string, opts ...leader.Option) {
@@ -189,9 +188,9 @@ func TestCurrentNotKnown(t *testing.T) {
 	})
 }
 
-// A leadership that was taken away ends the leader's context, and cannot write.
-// The process campaigns again, and Current shows who leads.
-func TestLost(t *testing.T) {
+// TestALostLeadershipEndsItsContextAndCannotWrite. The process campaigns again, and Current
+// shows who leads.
+func TestALostLeadershipEndsItsContextAndCannotWrite(t *testing.T) {
 	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
 		db, plain := d.Open("mysqllock"), d.Open("mysql")
 		dbtest.Exec(t, plain, "CREATE TABLE done (token BIGINT) ENGINE=InnoDB")
@@ -236,9 +235,9 @@ func TestLost(t *testing.T) {
 	})
 }
 
-// Candidates wait for longer than lockWait, without an error. One that gives up leaves
-// nobody waiting.
-func TestWaitForever(t *testing.T) {
+// TestCandidatesWaitForLongerThanLockWait, without an error. One that gives up leaves nobody
+// waiting.
+func TestCandidatesWaitForLongerThanLockWait(t *testing.T) {
 	dbtest.OnOneServer(t, open, func(t *testing.T, d *dbtest.Database) {
 		first, second := d.Open("mysqllock"), d.Open("mysqllock", "lockWait=1ms")
 		lease := lockctx.Lease(30 * time.Second)

@@ -17,8 +17,7 @@ import (
 // db is opened with the driver "mysqllock".
 var db *sql.DB
 
-// TestExamples runs the examples on each server.
-func TestExamples(t *testing.T) {
+func TestTheExamplesRunOnEachServer(t *testing.T) {
 	for _, d := range dbtest.Each(t) {
 		db = d.Open("mysqllock")
 		for _, text := range []string{

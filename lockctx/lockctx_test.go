@@ -30,7 +30,7 @@ func locks(keys ...string) (out []hint.Lock) {
 	return out
 }
 
-func TestHint(t *testing.T) {
+func TestAHintSaysWhatItsOptionsAskFor(t *testing.T) {
 	longest := strings.Repeat("k", lockctx.MaxKey)
 	for _, c := range []struct {
 		name string
@@ -83,7 +83,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-func TestBadHint(t *testing.T) {
+func TestABadHintSaysWhatIsWrong(t *testing.T) {
 	key := []string{"k"}
 	for _, c := range []struct {
 		name string
@@ -167,13 +167,13 @@ func TestKeysAreCopied(t *testing.T) {
 	}
 }
 
-func TestNoHint(t *testing.T) {
+func TestAPlainContextHasNoHint(t *testing.T) {
 	if h, ok := hint.From(context.Background()); ok || h != nil {
 		t.Errorf("a context without a hint has %+v", h)
 	}
 }
 
-func TestLockContext(t *testing.T) {
+func TestWhatIsDerivedIsTheSameLockContext(t *testing.T) {
 	type mine struct{}
 	base, cancel := context.WithCancel(context.WithValue(context.Background(), mine{}, "base"))
 	outer := lockctx.With(base, "outer")
@@ -271,7 +271,7 @@ func TestSameKeyAgain(t *testing.T) {
 	}
 }
 
-func TestInside(t *testing.T) {
+func TestAContextInsideAHoldKnowsItsHolds(t *testing.T) {
 	one, two := new(int), new(int)
 	ctx := hint.Ask[lockctx.Option](context.Background(), []string{"held"}).Inside(context.Background(), one)
 	h := asked(t, ctx)
@@ -336,7 +336,7 @@ func TestLockContextState(t *testing.T) {
 	}
 }
 
-func TestConcurrentUse(t *testing.T) {
+func TestALockContextMayBeUsedConcurrently(t *testing.T) {
 	outer := lockctx.With(context.Background(), "outer")
 	shared := asked(t, outer).LockContext
 	states := make([]any, 32)
@@ -361,7 +361,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-func TestNested(t *testing.T) {
+func TestHintsNestedInALoopAreRefused(t *testing.T) {
 	for what, n := range map[string]int{"as many as may be": lockctx.MaxNested, "one too many": lockctx.MaxNested + 1, "many": 1000} {
 		ctx := lockctx.With(context.Background(), "k")
 		for i := range n {
@@ -392,7 +392,7 @@ func TestNested(t *testing.T) {
 	}
 }
 
-func TestNilContext(t *testing.T) {
+func TestANilContextIsABadHint(t *testing.T) {
 	var none context.Context
 	for what, ctx := range map[string]context.Context{
 		"With": lockctx.With(none, "k"), "WithKeys": lockctx.WithKeys(none, []string{"a", "b"}),
@@ -410,7 +410,7 @@ func TestNilContext(t *testing.T) {
 	}
 }
 
-func TestHas(t *testing.T) {
+func TestHasTellsTheKeysOfHintsAndHolds(t *testing.T) {
 	base := context.Background()
 	one := lockctx.With(base, "a")
 	two := lockctx.WithKeys(one, []string{"b", "c"}, lockctx.Shared())

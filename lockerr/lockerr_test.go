@@ -25,7 +25,7 @@ type serverError struct{ number int }
 
 func (e *serverError) Error() string { return fmt.Sprint("server error ", e.number) }
 
-func TestSentinels(t *testing.T) {
+func TestEachSentinelIsItselfAlone(t *testing.T) {
 	for i, one := range sentinels {
 		if !strings.HasPrefix(one.Error(), "mysqllock: ") {
 			t.Errorf("%q does not say where it comes from", one)
@@ -38,7 +38,7 @@ func TestSentinels(t *testing.T) {
 	}
 }
 
-func TestErrorUnwraps(t *testing.T) {
+func TestAnErrorIsItsSentinelAndItsCause(t *testing.T) {
 	cause := &serverError{3572}
 	for i, sentinel := range sentinels {
 		err := error(&lockerr.Error{Op: "lock", Key: "k", Err: lockerr.With(sentinel, cause)})
@@ -77,7 +77,7 @@ func TestTimeoutOfAContext(t *testing.T) {
 	}
 }
 
-func TestWith(t *testing.T) {
+func TestWithIsBothOfItsParts(t *testing.T) {
 	if err := lockerr.With(lockerr.ErrLost, nil); err != lockerr.ErrLost { //nolint:errorlint // nothing around it
 		t.Errorf("without a cause it is %v", err)
 	}
@@ -120,7 +120,7 @@ func TestBadConnNeverLeaks(t *testing.T) {
 	}
 }
 
-func TestErrorText(t *testing.T) {
+func TestTheTextOfAnErrorTellsWhatIsKnown(t *testing.T) {
 	holder := &lockerr.Holder{ConnectionID: 55, User: "app", Host: "10.0.0.7:5123", Program: "web-1:7:shopd", Since: 1500400 * time.Microsecond}
 	for _, c := range []struct {
 		err  lockerr.Error
@@ -178,7 +178,7 @@ func TestErrorIsOneLine(t *testing.T) {
 	}
 }
 
-func TestHolderText(t *testing.T) {
+func TestTheTextOfAHolderTellsWhatIsKnown(t *testing.T) {
 	for want, h := range map[string]lockerr.Holder{
 		"connection 7":               {ConnectionID: 7},
 		"web-1:7:shopd":              {Program: "web-1:7:shopd"},

@@ -17,10 +17,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestUnderLoad has three processes take all kinds of locks at random, give up, and lose some. No
-// statement of the driver is unknown to the fake server, those that exclude each other do, and
-// nothing is held at the end.
-func TestUnderLoad(t *testing.T) {
+// TestNoStatementOfALoadIsUnknown: three processes take all kinds of locks at random, give up, and
+// lose some. The fake server knows each statement of the driver, those that exclude each other do,
+// and nothing is held at the end.
+func TestNoStatementOfALoadIsUnknown(t *testing.T) {
 	l := New()
 	options := map[string]lockctx.Option{
 		"row": lockctx.Row(), "lease": lockctx.Lease(time.Second), "shared": lockctx.Shared(), "slots": lockctx.Slots(2), "advisory": lockctx.Advisory(),

@@ -8,8 +8,8 @@ import (
 	"github.com/mysqllock/mysqllock/mysqllockvet"
 )
 
-// TestAnalyzer runs the analyzer over the packages under testdata, whose comments say
-// what it has to report; that it reports nothing else is a part of the test.
-func TestAnalyzer(t *testing.T) {
+// TestTheAnalyzerReportsWhatIsWrongAndNothingElse: the comments of the packages under testdata
+// say what it has to report.
+func TestTheAnalyzerReportsWhatIsWrongAndNothingElse(t *testing.T) {
 	analysistest.Run(t, analysistest.TestData(), mysqllockvet.Analyzer, "plain", "helpers", "held", "orm", "misuse", "options", "removed", "handles", "resolver", "loaded")
 }

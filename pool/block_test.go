@@ -13,8 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// TestBlock: a block says the same whether it runs as text or, after some times, prepared.
-func TestBlock(t *testing.T) {
+func TestABlockSaysTheSameAsTextAndPrepared(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		tap := new(dbtest.Tap)
 		c := pool.Adopt(d.Connect(tap.On))
@@ -58,9 +57,9 @@ func (c unpreparing) QueryContext(ctx context.Context, text string, args []drive
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 }
 
-// TestUnpreparedBlock: what cannot be prepared runs as text, unless the transaction in which it was
-// to run may be over.
-func TestUnpreparedBlock(t *testing.T) {
+// TestABlockThatCannotBePreparedRunsAsText, unless the transaction in which it was to run may be
+// over.
+func TestABlockThatCannotBePreparedRunsAsText(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		for number, runs := range map[uint16]bool{1295: true, 1461: true, 1064: true, 1213: false, 1205: false, 1317: false} {
 			c := pool.Adopt(unpreparing{d.Connect(), number})

@@ -145,9 +145,9 @@ func TestMaxLimitsNobodyBeside(t *testing.T) {
 	}
 }
 
-// TestBudgetReserves: the reserved places are there for control, whatever the others
-// take; beyond these it has what is free.
-func TestBudgetReserves(t *testing.T) {
+// TestReservedPlacesAreThereForControl, whatever the others take; beyond these it has what is
+// free.
+func TestReservedPlacesAreThereForControl(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 4, 1, 2)
 	var others []*Conn
@@ -172,9 +172,8 @@ func TestBudgetReserves(t *testing.T) {
 	}
 }
 
-// TestBudgetOrder: first come, first served, but callers that others wait for come before all
-// others.
-func TestBudgetOrder(t *testing.T) {
+// TestCallersThatOthersWaitForComeFirst; the rest are served as they come.
+func TestCallersThatOthersWaitForComeFirst(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 1, 0, 2)
 	c := acquired(t, pools[0])
@@ -198,9 +197,9 @@ func TestBudgetOrder(t *testing.T) {
 	}
 }
 
-// TestBudgetShare: while callers queue that others wait for, every third place is for the
-// rest, in their order.
-func TestBudgetShare(t *testing.T) {
+// TestEveryThirdPlaceIsForThoseWhoAreNotUrgent, in their order, while callers queue that others
+// wait for.
+func TestEveryThirdPlaceIsForThoseWhoAreNotUrgent(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 1, 0, 2)
 	c := acquired(t, pools[0])
@@ -232,10 +231,10 @@ func TestBudgetShare(t *testing.T) {
 	}
 }
 
-// TestBudgetKeeps: a pool that keeps a permit has it from the start, and again although its
-// connection was lost while others queue, those that come first and those that others wait for. An
-// idle one is not taken from it.
-func TestBudgetKeeps(t *testing.T) {
+// TestAPoolHasThePermitThatItKeeps from the start, and again although its connection was lost
+// while others queue, those that come first and those that others wait for. An idle one is not
+// taken from it.
+func TestAPoolHasThePermitThatItKeeps(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 4, 1, 2)
 	pools[0].budget.keeping = 1
@@ -310,9 +309,9 @@ func TestBudgetKeepsNotForWaiters(t *testing.T) {
 	}
 }
 
-// TestBudgetBlock: a user of a connection begins to wait in the server only if few do, and gives it
-// back otherwise: a caller that cannot block has it then.
-func TestBudgetBlock(t *testing.T) {
+// TestOnlyFewUsersBeginToWaitInTheServer: one more gives its connection back, and a caller that
+// cannot block has it then.
+func TestOnlyFewUsersBeginToWaitInTheServer(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 5, 0, 1)
 	var conns []*Conn
@@ -371,9 +370,9 @@ func TestBudgetBlockHolding(t *testing.T) {
 	dbtest.Equal(t, "%d still count as waiting", pools[0].budget.blocked, 0)
 }
 
-// TestBudgetBlocking: callers that may wait in the server leave places to the others, and
-// count no more once they have their lock.
-func TestBudgetBlocking(t *testing.T) {
+// TestCallersThatMayWaitInTheServerLeavePlaces to the others, and count no more once they have
+// their lock.
+func TestCallersThatMayWaitInTheServerLeavePlaces(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 5, 0, 1)
 	blocks := As{Waits: true}
@@ -424,9 +423,8 @@ func TestBudgetKeepsItsPool(t *testing.T) {
 	busy.Wait()
 }
 
-// TestBudgetContexts: a caller leaves the queue when its context ends, or its pool is
-// closed, and nothing is lost by it.
-func TestBudgetContexts(t *testing.T) {
+// TestACallerLeavesTheQueueWithItsContextOrPool, and nothing is lost by it.
+func TestACallerLeavesTheQueueWithItsContextOrPool(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 1, 0, 2)
 	c := acquired(t, pools[0])
@@ -471,9 +469,8 @@ func TestBudgetSlowConnect(t *testing.T) {
 	}
 }
 
-// TestCloseOldest: of the idle connections the one that was opened first is closed, whichever was
-// used last.
-func TestCloseOldest(t *testing.T) {
+// TestTheOldestIdleConnectionIsClosed, that which was opened first, whichever was used last.
+func TestTheOldestIdleConnectionIsClosed(t *testing.T) {
 	s := new(served)
 	p := s.budgeted(t, 4, 0, 1)[0]
 	p.CloseOldest() // there is none
@@ -490,9 +487,9 @@ func TestCloseOldest(t *testing.T) {
 	dbtest.Equal(t, "%d are idle", p.Stat().Idle, 0)
 }
 
-// TestBudgetStorm: whatever callers do, there are never more connections than the budget
-// allows, no caller is forgotten, and in the end no place is missing.
-func TestBudgetStorm(t *testing.T) {
+// TestThereAreNeverMoreConnectionsThanTheBudget allows, whatever callers do; no caller is
+// forgotten, and in the end no place is missing.
+func TestThereAreNeverMoreConnectionsThanTheBudget(t *testing.T) {
 	s := new(served)
 	const most = 5
 	pools := s.budgeted(t, most, 1, 4)
@@ -579,9 +576,9 @@ func TestBudgetOfAFullServer(t *testing.T) {
 
 var errRefused = errors.New("refused")
 
-// TestBudgetStuck: a caller with patience queues while those before it are served, by whatever
-// pool, and while there are some that go first. It ends when none was for so long.
-func TestBudgetStuck(t *testing.T) {
+// TestPatienceLastsWhileThoseBeforeAreServed, by whatever pool, and while there are some that
+// go first. It ends when none was for so long.
+func TestPatienceLastsWhileThoseBeforeAreServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // no machine is too slow for its patience
 		s := new(served)
 		pools := s.budgeted(t, 2, 0, 2)

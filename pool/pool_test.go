@@ -110,9 +110,9 @@ func TestBreaksWhileSetUp(t *testing.T) {
 	})
 }
 
-// TestCheckRefuses: a connection that Check refuses is closed, and its error is the
-// caller's. Check is told what the connection was before Setup.
-func TestCheckRefuses(t *testing.T) {
+// TestAConnectionThatCheckRefusesIsClosed, and its error is the caller's. Check is told what
+// the connection was before Setup.
+func TestAConnectionThatCheckRefusesIsClosed(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		refused := errors.New("refused by the test")
 		var found Found
@@ -149,9 +149,8 @@ func TestServerIsFull(t *testing.T) {
 	})
 }
 
-// TestMax: there are never more connections than Max. A caller waits for one until its
-// context ends.
-func TestMax(t *testing.T) {
+// TestThereAreNeverMoreConnectionsThanMax. A caller waits for one until its context ends.
+func TestThereAreNeverMoreConnectionsThanMax(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(nil)
 		if !p.Ready() {
@@ -281,9 +280,8 @@ func TestIdleAreClosed(t *testing.T) {
 	})
 }
 
-// TestKeepAlive: whoever keeps a connection is told once, and in time, when it is
-// lost, and not after Forget.
-func TestKeepAlive(t *testing.T) {
+// TestWhoeverKeepsAConnectionIsToldOfItsLoss, once, and in time, and not after Forget.
+func TestWhoeverKeepsAConnectionIsToldOfItsLoss(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(nil)
 		k := NewKeepAlive(time.Second, 0)

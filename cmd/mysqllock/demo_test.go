@@ -9,7 +9,7 @@ import (
 
 // The demo shows an exact sale, and leaves the database as it was: also a lock table
 // that programs use, and without one.
-func TestDemo(t *testing.T) {
+func TestTheDemoLeavesTheDatabaseAsItWas(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		for _, used := range []bool{false, true} {
 			if used {

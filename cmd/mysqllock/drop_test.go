@@ -9,9 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestSchemaDrop: the table is dropped only by who means it, and while nobody has a lock. Alone, since tests beside it hold
+// TestSchemaDropRefusesWhileALockIsHeld: the table is dropped only by who means it. Alone, since tests beside it hold
 // advisory locks whose names do not tell the namespace.
-func TestSchemaDrop(t *testing.T) {
+func TestSchemaDropRefusesWhileALockIsHeld(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "drop", "-y").start().fails(1, "there is no table `"+s.Name+"`.`mysqllock`")
 		s.command("schema", "apply").start().must(0)

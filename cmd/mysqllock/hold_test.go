@@ -35,8 +35,7 @@ func (s *scratch) says(name string) (text string) {
 	return text
 }
 
-// TestHold: it keeps the key until a signal comes, or until the lock is lost.
-func TestHold(t *testing.T) {
+func TestHoldKeepsTheKeyUntilASignalOrLoss(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		first := s.hold("first", "k")
 		dbtest.Equal(t, "it says %q", s.says("first"), "1\n")
@@ -68,8 +67,8 @@ func TestHold(t *testing.T) {
 	})
 }
 
-// TestShared: those who say --shared have the key together, and nobody else has it then.
-func TestShared(t *testing.T) {
+// TestThoseWhoShareAKeyExcludeOthers: those who say --shared have it together.
+func TestThoseWhoShareAKeyExcludeOthers(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		one, two := s.hold("one", "k", "--shared"), s.hold("two", "k", "--shared")
 		if a, b := s.says("one"), s.says("two"); a != "0\n" || b != "0\n" {
@@ -115,10 +114,10 @@ func TestShared(t *testing.T) {
 	})
 }
 
-// TestExitCode: what isn't seen is not nobody. Whether all is seen is asked in the command
-// whose status is looked at, since the row locks that MariaDB doesn't show are those of the
-// whole server, of any test.
-func TestExitCode(t *testing.T) {
+// TestTheExitStatusTellsUnseenFromNobody: whether all is seen is asked in the command whose status
+// is looked at, since the row locks that MariaDB doesn't show are those of the whole server, of any
+// test.
+func TestTheExitStatusTellsUnseenFromNobody(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "apply").start().must(0)
 		nobody := func(key string) {

@@ -15,9 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-// TestInstall: "go install …@version" works, which a replace in go.mod would
-// prevent, and so would a package of the driver that is not in its module.
-func TestInstall(t *testing.T) {
+// TestGoCanInstallTheCommandAtAVersion: a replace in go.mod would prevent it, and so would a
+// package of the driver that is not in its module.
+func TestGoCanInstallTheCommandAtAVersion(t *testing.T) {
 	t.Parallel()
 	const version = "v0.1.0"
 	proxy, bin := t.TempDir(), t.TempDir()

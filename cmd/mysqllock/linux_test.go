@@ -100,10 +100,10 @@ func (sh *shell) expect(text string) (before string) {
 	return before
 }
 
-// TestTerminal: at a terminal a command under the lock is what it is without:
-// Ctrl-C ends it, Ctrl-Z and fg stop and continue it, it can read and set up the
-// terminal, in a pipeline as well, and the terminal is the shell's afterwards.
-func TestTerminal(t *testing.T) {
+// TestACommandHasTheTerminalAsWithoutALock: Ctrl-C ends it, Ctrl-Z and fg stop and continue it, it
+// can read and set up the terminal, in a pipeline as well, and the terminal is the shell's
+// afterwards.
+func TestACommandHasTheTerminalAsWithoutALock(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		sh := newShell(t, s)
 		sh.expect("$ ")
@@ -257,9 +257,9 @@ func (s *scratch) holds(key string) bool {
 	return len(snap.Locks) == 1 && len(snap.Locks[0].Holders) == 1
 }
 
-// TestGuardKilled: where the guard was killed, too, the system still kills the
-// command itself.
-func TestGuardKilled(t *testing.T) {
+// TestTheSystemKillsTheCommandWithoutItsGuard: where the guard was killed, too, the command itself
+// still ends.
+func TestTheSystemKillsTheCommandWithoutItsGuard(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", family, "--lease", "1m").start()
 		pids := s.family()
@@ -279,9 +279,8 @@ func TestGuardKilled(t *testing.T) {
 // truant is family with a child that leaves the group.
 const truant = "exec 2>/dev/null; timeout 1000 sh -c 'trap \"\" TERM; echo $$ >truant; while :; do sleep 0.05; done' & until [ -s truant ]; do sleep 0.05; done; echo $$ $(cat truant) >pids; wait"
 
-// TestTruant: what has left the command's process group ends with it, when the lock
-// is lost and when run is killed.
-func TestTruant(t *testing.T) {
+// TestWhatLeftTheProcessGroupEndsWithIt: when the lock is lost and when run is killed.
+func TestWhatLeftTheProcessGroupEndsWithIt(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		for _, end := range []string{"taken", "killed"} {
 			c := s.run("k", truant, "--lease", "18s", "--wait", "5m").start()

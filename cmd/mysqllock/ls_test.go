@@ -18,10 +18,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestLs: what is shown of a key that one holds and five wait for is what the test
-// knows, for each strategy. MariaDB shows row locks from a copy that it renews when
-// nobody has looked for 100 ms, so nobody else may.
-func TestLs(t *testing.T) {
+// TestLsAndShowTellTheHolderAndItsQueue: of a key that one holds and five wait for, what is shown
+// is what the test knows, for each strategy. MariaDB shows row locks from a copy that it renews
+// when nobody has looked for 100 ms, so nobody else may.
+func TestLsAndShowTellTheHolderAndItsQueue(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		for strategy, option := range map[string]lockctx.Option{
 			"row": lockctx.Row(), "lease": lockctx.Lease(5 * time.Minute), "advisory": lockctx.Advisory(),
@@ -110,9 +110,9 @@ func TestLs(t *testing.T) {
 	})
 }
 
-// TestWatch goes on when the server was gone, and finds keys of any bytes; the longest wait is first
-// with --by-wait.
-func TestWatch(t *testing.T) {
+// TestAWatchGoesOnWhenTheServerWasGone: it finds keys of any bytes, and with --by-wait the longest
+// wait is first.
+func TestAWatchGoesOnWhenTheServerWasGone(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		key := "any\x00\xff"
 		_, err := mysqllock.Acquire(t.Context(), s.process("holder"), key, lockctx.Lease(5*time.Minute))
@@ -154,9 +154,9 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestServerHangs: of a server that does not answer, from the beginning or in the middle, a command
-// says soon what it waits for, and ends.
-func TestServerHangs(t *testing.T) {
+// TestACommandEndsWhenTheServerIsSilent: the server does not answer from the beginning, or in the
+// middle. A command says soon what it waits for.
+func TestACommandEndsWhenTheServerIsSilent(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Lease(5*time.Minute))
 		var commands []*command
@@ -207,8 +207,9 @@ func TestOutputIsWritten(t *testing.T) {
 	})
 }
 
-// TestOvertaken: a waiter for a row asks anew after its lockTTL, and is behind one that came later: show says so.
-func TestOvertaken(t *testing.T) {
+// TestShowSaysThatAWaiterWasOvertaken: a waiter for a row asks anew after its lockTTL, and is behind one that
+// came later.
+func TestShowSaysThatAWaiterWasOvertaken(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Row())
 		ctx, cancel := context.WithCancel(t.Context())

@@ -17,7 +17,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-func TestBench(t *testing.T) {
+func TestBenchCountsTheRoundTripsOfEachLock(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		var figures []figure
 		s.command("bench", "--for", "100ms", "--json").read(&figures)
@@ -46,7 +46,7 @@ func TestBench(t *testing.T) {
 	})
 }
 
-func TestUI(t *testing.T) {
+func TestThePageIsServedOnlyAtASecretAddress(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "apply").start().must(0)
 		c := s.command("ui")
@@ -83,9 +83,8 @@ func TestUI(t *testing.T) {
 	})
 }
 
-// TestMan: the manual tells of all commands and their flags, in a form that man
-// understands.
-func TestMan(t *testing.T) {
+// TestTheManualHasEveryCommandAndFlag: in a form that man understands.
+func TestTheManualHasEveryCommandAndFlag(t *testing.T) {
 	t.Parallel()
 	s := offline(t)
 	page := s.command("man").start().must(0)
@@ -120,8 +119,8 @@ func TestMan(t *testing.T) {
 	}
 }
 
-// TestHelp: each command says what it is for and shows how it is called.
-func TestHelp(t *testing.T) {
+// TestEachCommandSaysHowItIsCalled: and what it is for.
+func TestEachCommandSaysHowItIsCalled(t *testing.T) {
 	t.Parallel()
 	for _, c := range everyCommand(newRoot()) {
 		if c.Hidden || !c.Runnable() {
@@ -141,8 +140,8 @@ func TestHelp(t *testing.T) {
 	s.command("schema", "bogus").start().fails(exitUsage, "bogus")
 }
 
-// TestCompletion: shells understand what is there for them, and are told keys.
-func TestCompletion(t *testing.T) {
+// TestShellsCompleteCommandsAndKeys: they understand the scripts that are there for them.
+func TestShellsCompleteCommandsAndKeys(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		for shell, check := range map[string][]string{"bash": {"bash", "-n"}, "zsh": {"zsh", "-n"}, "fish": {"fish", "--no-execute"}} {
 			script := s.command("completion", shell).start().must(0)

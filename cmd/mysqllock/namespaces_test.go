@@ -12,9 +12,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestLsNamespaces: of two programs that share a lock table, and whose DSNs name
-// different databases, ls and doctor say so.
-func TestLsNamespaces(t *testing.T) {
+// TestLsAndDoctorTellOfSeveralNamespaces: two programs share a lock table, and their DSNs name
+// different databases.
+func TestLsAndDoctorTellOfSeveralNamespaces(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		other := s.Name + "_other"
 		for _, database := range []string{s.Name, other} {

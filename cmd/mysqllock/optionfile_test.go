@@ -15,7 +15,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-func TestOptionFile(t *testing.T) {
+func TestOptionFilesAreReadAsMySQLReadsThem(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -151,8 +151,8 @@ func TestOptionFileTLS(t *testing.T) {
 	}
 }
 
-// TestSources: a flag goes before the environment, and that before files.
-func TestSources(t *testing.T) {
+// TestAFlagPrecedesTheEnvironmentAndFiles: the environment precedes files.
+func TestAFlagPrecedesTheEnvironmentAndFiles(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, os.WriteFile(s.file(".my.cnf"), []byte("[client]\nuser=root\nhost=127.0.0.1\nport="+port(s.Config().Addr)+"\n[mysql]\ndatabase="+s.Name+"\n"), 0o600))
 		nowhere := "nobody:secret@tcp(127.0.0.1:1)/none"
@@ -176,8 +176,7 @@ func TestSources(t *testing.T) {
 
 func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
-// TestSecrets: a password is never in an error.
-func TestSecrets(t *testing.T) {
+func TestNoErrorShowsAPassword(t *testing.T) {
 	t.Parallel()
 	s := offline(t)
 	const secret = "hunter2"

@@ -15,8 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/inspect"
 )
 
-// TestFitted: no line is wider than the terminal, and what tells keys apart stays.
-func TestFitted(t *testing.T) {
+// TestNoLineIsWiderThanTheTerminal: what tells keys apart stays.
+func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 	key := "tenant:" + strings.Repeat("a", 80) + ":invoice:42"
 	rows := [][]string{
 		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
@@ -65,8 +65,8 @@ func waiting(list ...inspect.Waiter) inspect.Seen[inspect.Waiter] {
 	return inspect.Seen[inspect.Waiter]{List: list}
 }
 
-// TestFittedNames: on 80 columns the name of a pod and a key are whole, if the other columns leave room.
-func TestFittedNames(t *testing.T) {
+// TestPodAndKeyAreWholeOnEightyColumns: they are if the other columns leave room.
+func TestPodAndKeyAreWholeOnEightyColumns(t *testing.T) {
 	rows := [][]string{
 		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
 		{"order:4711", "row", "1234567", "holds", "510ms", "shop-api-7d9f8b6c5-x2x4q:1:shopd", "123456", "app@10.20.30.40:51234"},
@@ -79,8 +79,7 @@ func TestFittedNames(t *testing.T) {
 	}
 }
 
-// TestPasteable: a shell makes the key again of what is shown.
-func TestPasteable(t *testing.T) {
+func TestAShellReadsTheShownKeyBack(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skip("no bash")
@@ -101,8 +100,8 @@ func TestPasteable(t *testing.T) {
 	dbtest.Equal(t, "with a NUL it is %s", pasteable("a\x00"), "--hex 6100")
 }
 
-// TestFittedLease: on 80 columns the only time of a lease is there.
-func TestFittedLease(t *testing.T) {
+// TestTheTimeOfALeaseIsNotLeftOut: the only one that there is, on 80 columns.
+func TestTheTimeOfALeaseIsNotLeftOut(t *testing.T) {
 	rows := [][]string{
 		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
 		{"tenant:4711:invoices", "lease", "1234567", "holds (shared), 28.8s left", "", "web-17.example.com:31337:shopd", "123456", "app@10.20.30.40"},
@@ -119,8 +118,8 @@ func TestFittedLease(t *testing.T) {
 	}
 }
 
-// TestHeldBy: whoever waits at a terminal is told for whom, or that it is not known.
-func TestHeldBy(t *testing.T) {
+// TestAWaiterIsToldForWhomItWaits: or that it is not known.
+func TestAWaiterIsToldForWhomItWaits(t *testing.T) {
 	at := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	lease := func(h inspect.Holder) inspect.Lock {
 		return inspect.Lock{Strategy: "lease", Key: "k", Stripe: -1, Holders: held(h), Remaining: 3 * time.Second}
@@ -136,8 +135,8 @@ func TestHeldBy(t *testing.T) {
 	}
 }
 
-// TestPrintLocks: what is not known has no number, and what is not seen is not none.
-func TestPrintLocks(t *testing.T) {
+// TestWhatIsNotKnownIsPrintedWithoutANumber: and what is not seen is not none.
+func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 	print := func(snap *inspect.Snapshot) string {
 		var b strings.Builder
 		printLocks(&b, false, 0, snap, false, false)
@@ -197,8 +196,7 @@ func TestPrintLocks(t *testing.T) {
 	}
 }
 
-// TestBrief: a time loses no digit.
-func TestBrief(t *testing.T) {
+func TestAShortenedTimeLosesNoDigit(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "", 250 * time.Millisecond: "250ms", 110 * time.Second: "1m50s", 2 * time.Minute: "2m", 610 * time.Second: "10m10s",
 		90 * time.Minute: "1h30m", 20 * time.Hour: "20h0m", 49 * time.Hour: "2d1h",
@@ -209,8 +207,8 @@ func TestBrief(t *testing.T) {
 	}
 }
 
-// TestWaitsOnce: of a process that holds many locks, and waits for many, the keys that it waits for are told once.
-func TestWaitsOnce(t *testing.T) {
+// TestTheWaitsOfAProcessAreToldOnce: it holds many locks, and waits for many.
+func TestTheWaitsOfAProcessAreToldOnce(t *testing.T) {
 	const locks = 2100
 	var snap inspect.Snapshot
 	var keys []string
@@ -235,8 +233,8 @@ func TestWaitsOnce(t *testing.T) {
 	}
 }
 
-// TestCut: what is watched fits into the terminal, and says how much of it does not.
-func TestCut(t *testing.T) {
+// TestWhatIsWatchedFitsIntoTheTerminal: it says how much of it does not.
+func TestWhatIsWatchedFitsIntoTheTerminal(t *testing.T) {
 	for _, c := range []struct {
 		text          string
 		width, height int
@@ -253,8 +251,9 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestLogRelease: one line says when, from where, what, and of whom; no key begins another.
-func TestLogRelease(t *testing.T) {
+// TestALineIsLoggedForEachRelease: it says when, from where, what, and of whom; no key begins
+// another.
+func TestALineIsLoggedForEachRelease(t *testing.T) {
 	var b strings.Builder
 	lock := inspect.Lock{Strategy: "lease", Key: "a\nb", Stripe: -1, Holders: held(inspect.Holder{Client: inspect.Client{Program: "web-1:7:shopd"}})}
 	logRelease(&b, &http.Request{RemoteAddr: "10.0.0.7:5123"}, lock, "a\nticket", nil)

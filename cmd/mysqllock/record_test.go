@@ -17,9 +17,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestHistory: who held a key at an earlier time, who waited, and what happened then, is what the test has done:
+// TestHistoryTellsOfAnEarlierTime: who held a key then, who waited, and what happened is what the test has done:
 // a lease was taken away, another one ran out, and a deadlock was broken.
-func TestHistory(t *testing.T) {
+func TestHistoryTellsOfAnEarlierTime(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "apply").start().must(0)
 		dbtest.Exec(t, s.root, "CREATE TABLE pair (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB")
@@ -138,8 +138,7 @@ func (s *scratch) deadlock() {
 	both.Wait()
 }
 
-// TestTimeOf: a time of the day is the last such, in UTC.
-func TestTimeOf(t *testing.T) {
+func TestATimeOfDayIsTheLastInUTC(t *testing.T) {
 	now := time.Date(2026, 11, 28, 3, 0, 0, 0, time.UTC)
 	for text, want := range map[string]string{
 		"02:40": "2026-11-28T02:40:00Z", "03:40": "2026-11-27T03:40:00Z", "02:40:13": "2026-11-28T02:40:13Z", "": "2026-11-28T03:00:00Z",

@@ -14,9 +14,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestRelease: a lock is broken only by who means it, and then its holder has it
-// no more. On MariaDB nobody sees a row lock for which nobody waits.
-func TestRelease(t *testing.T) {
+// TestALockIsBrokenOnlyByWhoMeansIt: then its holder has it no more. On MariaDB nobody sees a row
+// lock for which nobody waits.
+func TestALockIsBrokenOnlyByWhoMeansIt(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		for strategy, option := range map[string]lockctx.Option{
 			"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory(),
@@ -87,9 +87,9 @@ func (s *scratch) keep(key string, opts ...lockctx.Option) *mysqllock.Hold {
 	return hold
 }
 
-// TestReleaseTry: a row lock that nobody waits for is broken with --try where the server does
-// not show it; not if its holder can be one of several connections, which are named then.
-func TestReleaseTry(t *testing.T) {
+// TestTryBreaksARowLockThatIsNotShown: nobody waits for it. It stays if its holder can be one of
+// several connections, which are named then.
+func TestTryBreaksARowLockThatIsNotShown(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		hold := s.keep("k")
 		if s.Flavour == tempserver.MariaDB {
@@ -120,9 +120,9 @@ func TestReleaseTry(t *testing.T) {
 	})
 }
 
-// TestReleaseShared: who shares a row cannot be told on MariaDB, so nobody loses it, and it is
-// not said that the lock has changed hands.
-func TestReleaseShared(t *testing.T) {
+// TestASharedRowIsNotTakenByAGuess: who shares it cannot be told on MariaDB, so nobody loses it,
+// and it is not said that the lock has changed hands.
+func TestASharedRowIsNotTakenByAGuess(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Shared())
 		s.keep("k", lockctx.Shared())
@@ -153,8 +153,8 @@ func TestReleaseShared(t *testing.T) {
 	})
 }
 
-// TestReleaseSlot: of the slots of a key one can be broken alone, and all only by who says so.
-func TestReleaseSlot(t *testing.T) {
+// TestASlotCanBeBrokenAlone: and all slots of a key only by who says so.
+func TestASlotCanBeBrokenAlone(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		holds := make(map[int]*mysqllock.Hold)
 		for range 3 {

@@ -15,8 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestRun is what a new user tries.
-func TestRun(t *testing.T) {
+// TestRunPassesOutputAndStatusThrough: it is what a new user tries.
+func TestRunPassesOutputAndStatusThrough(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.command("run", "--key", "report", "--", "sh", "-c", `cat; echo "$MYSQLLOCK_KEY $MYSQLLOCK_TOKEN ${MYSQLLOCK_SLOT-none}"; echo bad >&2; exit 7`)
 		c.Stdin = strings.NewReader("what it reads\n")
@@ -92,8 +92,7 @@ func (s *scratch) run(key, text string, flags ...string) *command {
 	return s.command(append(append([]string{"run", "--key", key}, flags...), script(text)...)...)
 }
 
-// TestTwoTerminals: the second waits for the first, and has a greater token.
-func TestTwoTerminals(t *testing.T) {
+func TestTheSecondWaitsAndHasAGreaterToken(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", "echo first >>log; until [ -e go ]; do sleep 0.05; done; echo end >>log").start()
 		dbtest.Soon(t, "the first runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
@@ -117,8 +116,7 @@ func (s *scratch) waiters(key string) int {
 	return n
 }
 
-// TestCron: the same line of a crontab on twenty machines runs once.
-func TestCron(t *testing.T) {
+func TestALineOfTwentyCrontabsRunsOnce(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		var all []*command
 		for range 20 {
@@ -153,9 +151,9 @@ func (s *scratch) family() []string {
 	return pids
 }
 
-// TestKilled: when run is killed its command is, with all of its group, and the
-// next has the lock when the lease is over.
-func TestKilled(t *testing.T) {
+// TestTheCommandDiesWithAKilledRun: so does all of its group, and the next has the lock when the
+// lease is over.
+func TestTheCommandDiesWithAKilledRun(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		first := s.run("k", family, "--lease", "12s").start()
 		pids := s.family()
@@ -167,9 +165,9 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// TestSignals: those that would end a command reach its whole group, those that
+// TestSignalsReachTheCommandOrItsWholeGroup: those that would end it reach the group, those that
 // tell it something itself alone; and they end the wait for the lock.
-func TestSignals(t *testing.T) {
+func TestSignalsReachTheCommandOrItsWholeGroup(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		text := "trap 'echo USR1 >>log' USR1; trap 'echo USR2 >>log' USR2; trap 'echo HUP >>log' HUP; trap 'echo TERM >>log; exit 3' TERM;" +
 			" sh -c \"trap '' HUP; trap 'echo child >>log; exit' TERM; echo ready >>log; while :; do sleep 0.05; done\" & while :; do wait; done"
@@ -204,9 +202,8 @@ func TestSignals(t *testing.T) {
 	})
 }
 
-// TestServerRestarted: a lease outlives its server, and what runs under it does
-// not notice.
-func TestServerRestarted(t *testing.T) {
+// TestALeaseOutlivesItsServer: what runs under it does not notice.
+func TestALeaseOutlivesItsServer(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.run("k", "echo runs >>log; until [ -e go ]; do sleep 0.05; done", "--lease", "2m").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
@@ -219,9 +216,9 @@ func TestServerRestarted(t *testing.T) {
 	})
 }
 
-// TestCutOff: whoever cannot renew its lease stops its command before another gets
-// the lock, by force where the command does not listen.
-func TestCutOff(t *testing.T) {
+// TestWhoCannotRenewStopsItsCommandInTime: before another gets the lock, by force where the command
+// does not listen.
+func TestWhoCannotRenewStopsItsCommandInTime(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		p := dbtest.StartProxy(t, s.Config().Addr)
 		cfg := s.Config()
@@ -239,9 +236,9 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
-// TestTaken: a lease that was taken away by force stops the command, too, and what
-// it leaves of its group.
-func TestTaken(t *testing.T) {
+// TestATakenLeaseStopsTheCommand: it was taken away by force. What the command leaves of its group
+// is stopped, too.
+func TestATakenLeaseStopsTheCommand(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "sh -c 'trap \"\" TERM; echo >deaf; while :; do sleep 0.05; done' & until [ -e deaf ]; do sleep 0.05; done; echo $$ $! >pids; wait", "--lease", "18s").start()
 		pids := s.family()
@@ -255,9 +252,9 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestHeldUp: where mysqllock could not watch the lease, its command is given no time
-// to end in order when somebody else can have the lock.
-func TestHeldUp(t *testing.T) {
+// TestALateStopLeavesTheCommandNoTime: where mysqllock could not watch the lease, its command
+// cannot end in order when somebody else can have the lock.
+func TestALateStopLeavesTheCommandNoTime(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "trap 'echo late >>log' TERM; echo runs >>log; while :; do sleep 0.02; done", "--lease", "15s").start()
 		dbtest.Soon(t, "it runs", func() bool { return len(lines(t, s.file("log"))) == 1 })
@@ -269,9 +266,8 @@ func TestHeldUp(t *testing.T) {
 	})
 }
 
-// TestFrozenHolder: show tells that a holder does not renew its lease, while it lasts and
-// after.
-func TestFrozenHolder(t *testing.T) {
+// TestShowTellsOfALeaseThatIsNotRenewed: while it lasts and after.
+func TestShowTellsOfALeaseThatIsNotRenewed(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		c := s.run("k", "echo runs >>log; while :; do sleep 0.02; done", "--lease", "12s").start()
 		dbtest.Soon(t, "it is renewed", func() bool { return strings.Contains(s.command("show", "k", "--json").start().must(0), `"renewed_ms"`) })
@@ -288,7 +284,7 @@ func TestFrozenHolder(t *testing.T) {
 	})
 }
 
-func TestGrace(t *testing.T) {
+func TestTheGraceEndsBeforeTheLeaseDoes(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
 	for _, c := range []struct{ ttl, left, least, most time.Duration }{

@@ -118,11 +118,10 @@ type scene struct {
 	longest        map[string]time.Duration
 }
 
-// TestScene: of seven keys with a holder and a waiter in processes of their own, beside a neighbour's new
-// keys, ls, ls --top, show, the page, history and an error say nothing that is not so: no wait that is longer than it is, nobody as the
-// holder who is not, and not that nobody holds. What they know of a wait is all of it.
-// MYSQLLOCK_TEST_SCENE is for how long the scene lasts.
-func TestScene(t *testing.T) {
+// TestNoToolSaysWhatIsNotSo: of seven keys with a holder and a waiter in processes of their own, beside a neighbour's new keys,
+// ls, ls --top, show, the page, history and an error say no wait that is longer than it is, nobody as the holder who is not, and
+// not that nobody holds. What they know of a wait is all of it. MYSQLLOCK_TEST_SCENE is for how long the scene lasts.
+func TestNoToolSaysWhatIsNotSo(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		lasts := 3 * time.Second
 		if long, err := time.ParseDuration(os.Getenv("MYSQLLOCK_TEST_SCENE")); err == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestSchema(t *testing.T) {
+func TestSchemaMakesAndMendsTheLockTable(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "check").start().fails(1, `make it with "mysqllock schema apply"`)
 		s.command("schema", "apply").start().must(0)
@@ -72,7 +72,7 @@ func TestSchemaDropsProceduresWhenAsked(t *testing.T) {
 	})
 }
 
-func TestGC(t *testing.T) {
+func TestGCRemovesUnusedRowsUpToItsLimit(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("holder")
 		for range 3 {
@@ -96,7 +96,7 @@ func TestGC(t *testing.T) {
 	})
 }
 
-func TestDoctor(t *testing.T) {
+func TestDoctorSaysWhichStrategiesAreSafe(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.command("schema", "apply").start().must(0)
 		out := s.command("doctor").start().must(0)

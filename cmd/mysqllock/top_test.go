@@ -16,9 +16,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestRightsShown: of no account does ls say that nobody holds a key, or waits for one, if it
-// cannot see that. Each of the keys is held and waited for.
-func TestRightsShown(t *testing.T) {
+// TestWhatAnAccountCannotSeeIsNotNobody: of no account does ls say that nobody holds a key, or
+// waits for one, if it cannot see that. Each of the keys is held and waited for.
+func TestWhatAnAccountCannotSeeIsNotNobody(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var waiting sync.WaitGroup
@@ -71,8 +71,8 @@ func nobody(out string) bool {
 	return strings.Contains(strings.ToLower(out), "nobody")
 }
 
-// TestTop: locks are told by the class of their keys, those for which somebody waits first.
-func TestTop(t *testing.T) {
+// TestTopTellsLocksByTheClassOfTheirKeys: those for which somebody waits come first.
+func TestTopTellsLocksByTheClassOfTheirKeys(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		hold := func(key string, options ...lockctx.Option) {
 			h, err := mysqllock.Acquire(context.Background(), s.process("the holder"), key, options...)

@@ -182,8 +182,8 @@ func (b board) want(t *testing.T, others map[uint64]string) {
 	}
 }
 
-// TestDrain has 4 processes of 4 workers each drain tasks, with each tool.
-func TestDrain(t *testing.T) {
+// TestWorkersDrainEachTaskOnce: there are 4 processes of 4 workers each, with each tool.
+func TestWorkersDrainEachTaskOnce(t *testing.T) {
 	onTools(t, func(t *testing.T, b board, tool string) {
 		const tasks = 2000
 		b.fill(t, tasks)

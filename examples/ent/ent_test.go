@@ -7,7 +7,7 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-func TestShop(t *testing.T) {
+func TestNoMoreIsSoldThanThereIs(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		db, err := Open(shop.DSN)
 		if err != nil {

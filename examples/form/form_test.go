@@ -50,7 +50,7 @@ func answer(response *http.Response, err error) (int, string, error) {
 	return response.StatusCode, strings.TrimSpace(string(body)), err
 }
 
-func TestForm(t *testing.T) { testshop.Run(t, testForm) }
+func TestAFormOfAnOldVersionIsRefused(t *testing.T) { testshop.Run(t, testForm) }
 
 func testForm(t *testing.T, shop *testshop.Shop) {
 	db, other := open(t, shop), open(t, shop)

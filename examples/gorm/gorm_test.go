@@ -16,8 +16,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestGORM runs each test on one server of each flavour, which takes longer to start than they take.
-func TestGORM(t *testing.T) {
+// TestEachUseOfGORMIsUnderItsLock: all run on one server of each flavour, which takes longer to
+// start than they take.
+func TestEachUseOfGORMIsUnderItsLock(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		for name, test := range map[string]func(*testing.T, *testshop.Shop){
 			"Shop": testShop, "Audit": testAudit, "Connection": testConnection, "Decisions": testDecisions,

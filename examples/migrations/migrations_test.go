@@ -30,9 +30,9 @@ func pod(args ...string) error {
 	return db.Close()
 }
 
-// TestMigrate: four pods that start at once migrate a new schema together, and another one finds
-// nothing to do. A step that ran twice would fail.
-func TestMigrate(t *testing.T) {
+// TestPodsMigrateANewSchemaTogether: four start at once, and another one finds nothing to do. A
+// step that ran twice would fail.
+func TestPodsMigrateANewSchemaTogether(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		t.Parallel()
 		db, err := sql.Open("mysql", shop.DSN)
@@ -53,8 +53,8 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
-// TestUp: the tool runs alone, and is told to stop when the context of its lock ends.
-func TestUp(t *testing.T) {
+// TestTheToolRunsAloneUntilItsLockEnds: it is told to stop when the context of its lock ends.
+func TestTheToolRunsAloneUntilItsLockEnds(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		t.Parallel()
 		db, err := sql.Open("mysqllock", shop.LockDSN())

@@ -33,7 +33,7 @@ func (l *byHand) UnlockContext(ctx context.Context) (ok bool, err error) {
 	return ok, errors.Join(err, l.conn.Close())
 }
 
-func TestBoth(t *testing.T) { testshop.Run(t, testBoth) }
+func TestTwoReleasesTogetherSellExactly(t *testing.T) { testshop.Run(t, testBoth) }
 
 // Programs of two releases that follow one another run together, and sell exactly.
 func testBoth(t *testing.T, shop *testshop.Shop) {

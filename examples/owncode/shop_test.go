@@ -41,7 +41,7 @@ func TestReturnIsLocked(t *testing.T) {
 }
 
 // With a server: a container, or one of compose.yaml.
-func TestWithServer(t *testing.T) {
+func TestBuyersExcludeEachOtherOnAServer(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		db, another := open(t, shop), open(t, shop)
 		// Many at once, and nothing is lost. Take the driver "mysql", which takes no locks,

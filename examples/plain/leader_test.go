@@ -10,7 +10,7 @@ import (
 )
 
 // Of two candidates one plans; when it ends the other goes on.
-func TestPlan(t *testing.T) {
+func TestOneCandidatePlansUntilItEnds(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		var both sync.WaitGroup
 		plans := make(chan int)

@@ -19,7 +19,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestShop(t *testing.T) { testshop.Run(t, testShop) }
+func TestEachJobOfTheShopIsUnderItsLock(t *testing.T) { testshop.Run(t, testShop) }
 
 func testShop(t *testing.T, shop *testshop.Shop) {
 	ctx := t.Context()

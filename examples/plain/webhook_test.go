@@ -11,7 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-func TestWebhook(t *testing.T) { testshop.Run(t, testWebhook) }
+func TestAnEventIsHandledOnce(t *testing.T) { testshop.Run(t, testWebhook) }
 
 func testWebhook(t *testing.T, shop *testshop.Shop) {
 	db := open(t, shop)

@@ -18,7 +18,7 @@ const dsn = "app:secret@tcp(127.0.0.1:3306)/shop"
 
 // The first program of the README runs as it stands: only its DSN is another. Two
 // processes of it at a time sell two units.
-func TestQuickstart(t *testing.T) {
+func TestTheProgramOfTheREADMERunsAsItStands(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		program := build(t, shop.DSN)
 		db, err := sql.Open("mysql", shop.DSN)

@@ -56,9 +56,9 @@ func replica(args ...string) error {
 	return db.Close()
 }
 
-// TestReport: of three replicas one sends each day's report. If it dies before that, another sends
-// it, and if it dies right after, it is sent again.
-func TestReport(t *testing.T) {
+// TestOneReplicaSendsEachReport: there are three, and a report each day. If one dies before it
+// sends it, another does, and if it dies right after, it is sent again.
+func TestOneReplicaSendsEachReport(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		t.Parallel()
 		db, err := sql.Open("mysql", shop.DSN)

@@ -215,7 +215,7 @@ func sellPrepared(ctx context.Context, read, write *sql.Stmt) error {
 	return err
 }
 
-func TestStyleNames(t *testing.T) {
+func TestTheSalesOfEachStyleDivideEvenly(t *testing.T) {
 	for _, s := range slices.Concat(styles, ownVersions) {
 		if s.sales%(processes*goroutines) != 0 || strings.Contains(s.name, " ") {
 			t.Errorf("%q: %d sales do not divide by %d", s.name, s.sales, processes*goroutines)
@@ -223,9 +223,9 @@ func TestStyleNames(t *testing.T) {
 	}
 }
 
-// TestStrictMode: in strict mode, what sells in a transaction or in Do does so as before.
-// What reads and writes without one is refused, and so is what has no lock.
-func TestStrictMode(t *testing.T) {
+// TestStrictModeRefusesSalesWithoutALock: what sells in a transaction or in Do does so as before.
+// What reads and writes without one is refused.
+func TestStrictModeRefusesSalesWithoutALock(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		t.Parallel()
 		strict := *shop

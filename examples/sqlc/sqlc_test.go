@@ -8,7 +8,7 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-func TestShop(t *testing.T) {
+func TestNoMoreIsSoldThanThereIs(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		db, err := sql.Open("mysqllock", shop.LockDSN())
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-func TestShop(t *testing.T) { testshop.Run(t, testShop) }
+func TestEachFormOfSqlxIsUnderItsLock(t *testing.T) { testshop.Run(t, testShop) }
 
 func testShop(t *testing.T, shop *testshop.Shop) {
 	ctx := t.Context()

@@ -11,8 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestGORM has GORM on the handle of the test.
-func TestGORM(t *testing.T) {
+// TestATransactionOfGORMHasItsLock: GORM is on the handle of the test.
+func TestATransactionOfGORMHasItsLock(t *testing.T) {
 	shop, mock, locks := newShop(t, mysqllock.Config{})
 	mock.ExpectBegin()
 	mock.ExpectQuery("SELECT .* FROM `products`").WillReturnRows(sqlmock.NewRows([]string{"id", "stock"}).AddRow(42, 3))

@@ -43,7 +43,7 @@ func expectSale(mock sqlmock.Sqlmock, stock int) *sqlmock.ExpectedCommit {
 	return mock.ExpectCommit()
 }
 
-func TestSell(t *testing.T) {
+func TestASaleGivesItsLockBack(t *testing.T) {
 	shop, mock, locks := newShop(t, mysqllock.Config{})
 	expectSale(mock, 3)
 	must(t, shop.Sell(t.Context(), 42))
@@ -52,7 +52,7 @@ func TestSell(t *testing.T) {
 	}
 }
 
-func TestSoldOut(t *testing.T) {
+func TestAnEmptyStockSellsNothing(t *testing.T) {
 	shop, mock, _ := newShop(t, mysqllock.Config{})
 	mock.ExpectBegin()
 	mock.ExpectQuery("SELECT stock").WithArgs(42).WillReturnRows(sqlmock.NewRows([]string{"stock"}).AddRow(0))
@@ -62,7 +62,7 @@ func TestSoldOut(t *testing.T) {
 	}
 }
 
-func TestRestock(t *testing.T) {
+func TestARestockAddsToTheStock(t *testing.T) {
 	shop, mock, _ := newShop(t, mysqllock.Config{})
 	mock.ExpectBegin()
 	mock.ExpectExec("UPDATE products").WithArgs(5, 42).WillReturnResult(sqlmock.NewResult(0, 1))
@@ -70,9 +70,9 @@ func TestRestock(t *testing.T) {
 	must(t, shop.Restock(t.Context(), 42, 5))
 }
 
-// TestTwoBuyers: the mock expects one sale after the other, in order. Without the lock their
-// statements would mix.
-func TestTwoBuyers(t *testing.T) {
+// TestTwoBuyersBuyOneAfterTheOther: the mock expects their statements in order. Without the lock
+// they would mix.
+func TestTwoBuyersBuyOneAfterTheOther(t *testing.T) {
 	shop, mock, _ := newShop(t, mysqllock.Config{})
 	expectSale(mock, 2)
 	expectSale(mock, 1)
@@ -104,8 +104,8 @@ func TestAnotherProcessHasTheKey(t *testing.T) {
 	}
 }
 
-// TestLostLease: the work is told, and nothing is stored.
-func TestLostLease(t *testing.T) {
+// TestALostLeaseStoresNothing: the work is told.
+func TestALostLeaseStoresNothing(t *testing.T) {
 	shop, _, locks := newShop(t, mysqllock.Config{})
 	err := shop.Report(t.Context(), func(ctx context.Context) (int, error) {
 		locks.Lose("report")

@@ -60,9 +60,9 @@ func was(t *testing.T, path string, seconds float64, keys ...string) string {
 	return strings.Join(out, ", ")
 }
 
-// TestAt: of each time it is told who held and who waited then, and of a time in which nobody looked that
+// TestEachTimeIsToldAsItWas: who held and who waited then, and of a time in which nobody looked that
 // nothing is known.
-func TestAt(t *testing.T) {
+func TestEachTimeIsToldAsItWas(t *testing.T) {
 	r, path := recorder(t, 1<<20)
 	r.last = after(0)
 	r.note(Event{What: Began})
@@ -95,8 +95,8 @@ func TestAt(t *testing.T) {
 	}
 }
 
-// TestSlots: who waits for a slot waits for one at a time, and counts once.
-func TestSlots(t *testing.T) {
+// TestAWaiterForASlotCountsOnce: it waits for one at a time.
+func TestAWaiterForASlotCountsOnce(t *testing.T) {
 	r, path := recorder(t, 1<<20)
 	r.last = after(0)
 	r.note(Event{What: Began})
@@ -142,9 +142,8 @@ func TestAWaiterThatAsksAgainElsewhere(t *testing.T) {
 	}
 }
 
-// TestBoundedFile: the two files are never larger than they may be, but for one look; what is still held after a
-// file was replaced is told.
-func TestBoundedFile(t *testing.T) {
+// TestTheFilesStayWithinTheirBound: but for one look; what is still held after a file was replaced is told.
+func TestTheFilesStayWithinTheirBound(t *testing.T) {
 	const most = 1 << 16
 	r, path := recorder(t, most)
 	r.last = after(0)
@@ -174,8 +173,8 @@ func TestBoundedFile(t *testing.T) {
 	}
 }
 
-// TestCrashedRecorder: from its last event until another one begins nothing is known.
-func TestCrashedRecorder(t *testing.T) {
+// TestNothingIsKnownAfterARecorderCrashed: from its last event until another one begins.
+func TestNothingIsKnownAfterARecorderCrashed(t *testing.T) {
 	r, path := recorder(t, 1<<20)
 	r.last = after(0)
 	r.note(Event{What: Began})

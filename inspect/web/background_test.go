@@ -11,9 +11,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestBackground: who looks first is told of what was before, and of a view at once;
-// who looks last leaves the page looking.
-func TestBackground(t *testing.T) {
+// TestThePageLooksOnWhenNobodyWatches: who looks first is told of what was before, and of a view at
+// once; who looks last leaves the page looking.
+func TestThePageLooksOnWhenNobodyWatches(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{Background: true})
 		dbtest.Soon(t, "it looks for nobody", func() bool { return page.Points() > 0 })
@@ -28,10 +28,9 @@ func TestBackground(t *testing.T) {
 	})
 }
 
-// TestReload: whoever opens the page again is sent the last view at once, with its age, also if
-// nobody looked in between and the server does not answer any more. Losses are counted since the page began
-// to look, whoever looks at it.
-func TestReload(t *testing.T) {
+// TestWhoComesAgainSeesTheLastViewAtOnce: with its age, also if nobody looked in between and the server
+// does not answer any more. Losses are counted since the page began to look, whoever looks at it.
+func TestWhoComesAgainSeesTheLastViewAtOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		cfg := s.Config()
@@ -67,8 +66,8 @@ func TestReload(t *testing.T) {
 	})
 }
 
-// TestBackgroundLosses: a short lease that runs out counts as lost, although nobody looks.
-func TestBackgroundLosses(t *testing.T) {
+// TestALossCountsAlthoughNobodyLooks: a short lease runs out.
+func TestALossCountsAlthoughNobodyLooks(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.acquire(s.process(mysqllock.Config{}), "dead", lockctx.Lease(time.Minute)).Release()) // so that there is a row
 		renew := func() {

@@ -81,8 +81,7 @@ func TestWhoMayLook(t *testing.T) {
 	}
 }
 
-// Wherever the page is mounted, all that it refers to is there.
-func TestMounts(t *testing.T) {
+func TestThePageFindsItsFilesWhereverItIsMounted(t *testing.T) {
 	page := web.New(nowhere(t), web.Options{})
 	defer page.Close()
 	strip := func(prefix string) http.Handler { return http.StripPrefix(prefix, page) }
@@ -147,7 +146,7 @@ func TestNoRequestURI(t *testing.T) {
 	}
 }
 
-func TestMethods(t *testing.T) {
+func TestEachPathAllowsOnlyItsMethod(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{AllowRelease: true})
 	for _, test := range [][2]string{
 		{http.MethodPost, ""},
@@ -170,7 +169,7 @@ func TestMethods(t *testing.T) {
 
 // Nothing in the page runs that the policy would not let run, and nothing takes
 // text for HTML. The browser's own word on it is in webtest.
-func TestPolicy(t *testing.T) {
+func TestNothingInThePageBreaksItsPolicy(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{})
 	answer, err := srv.Client().Get(srv.URL)
 	dbtest.OK(t, err)

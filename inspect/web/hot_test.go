@@ -25,8 +25,8 @@ func moment(minutes float64) point {
 	return point{Time: noon.UnixMilli() + int64(minutes*60_000)}
 }
 
-// TestHot: what was waited for is summed up by class, for each range, and what was lost.
-func TestHot(t *testing.T) {
+// TestWaitsAndLossesAreSummedUpByClass: for each range.
+func TestWaitsAndLossesAreSummedUpByClass(t *testing.T) {
 	p := &past{class: inspect.Classes("order:*")}
 	lost := []loss{{at: time.Now(), keys: []string{"order:9", "x"}}, {at: time.Now().Add(-time.Hour), keys: []string{"order:9"}}}
 	p.see(moment(0), at(0, rowLock("order:1", 3, 0.5), rowLock("order:2", 1), rowLock("calm")), lost, time.Second)

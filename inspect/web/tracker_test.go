@@ -42,7 +42,7 @@ func waiter(conn uint64, seconds float64) inspect.Waiter {
 	return inspect.Waiter{Client: inspect.Client{ConnectionID: conn}, Least: time.Duration(seconds * float64(time.Second))}
 }
 
-func TestLapses(t *testing.T) {
+func TestOnlyALeaseThatRanOutIsLost(t *testing.T) {
 	tests := []struct {
 		name  string
 		snaps []*inspect.Snapshot
@@ -79,7 +79,7 @@ func TestLapses(t *testing.T) {
 }
 
 // Who asks again has waited on, unless somebody was granted the lease meanwhile.
-func TestWaits(t *testing.T) {
+func TestWhoAsksAgainHasWaitedOn(t *testing.T) {
 	tracker := newTracker()
 	for i, step := range []struct {
 		snap *inspect.Snapshot
@@ -112,7 +112,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-func TestCounter(t *testing.T) {
+func TestACounterGrowsFromItsFirstKnownValue(t *testing.T) {
 	n := inspect.Value[uint64]
 	var unknown inspect.Known[uint64]
 	var c counter
@@ -126,7 +126,7 @@ func TestCounter(t *testing.T) {
 	}
 }
 
-func TestLossesRemembered(t *testing.T) {
+func TestAllLossesCountAndTheLatestAreKept(t *testing.T) {
 	var l Losses
 	if total, _, recent := l.list(); total != 0 || recent == nil {
 		t.Errorf("before any: %d, %v", total, recent)
@@ -140,7 +140,7 @@ func TestLossesRemembered(t *testing.T) {
 	}
 }
 
-func TestRoom(t *testing.T) {
+func TestAFullPageCountsWhatItLeavesOut(t *testing.T) {
 	snap := at(0)
 	for i := range maxLocks + 7 {
 		l := inspect.Lock{Strategy: "row", Key: fmt.Sprintf("key-%04d", i), Name: fmt.Sprint(i), Stripe: -1, Holders: held(inspect.Holder{})}
@@ -161,7 +161,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-func TestRefs(t *testing.T) {
+func TestARefChangesWithTheHolderOfItsLock(t *testing.T) {
 	lock := func(conn, token uint64, strategy string) inspect.Lock {
 		return inspect.Lock{Strategy: strategy, Namespace: "n", Name: "k", Token: inspect.Value(token), Holders: held(inspect.Holder{Client: inspect.Client{ConnectionID: conn}})}
 	}
@@ -181,7 +181,7 @@ func TestRefs(t *testing.T) {
 	}
 }
 
-func TestPrintable(t *testing.T) {
+func TestWhatCannotBePrintedIsEscaped(t *testing.T) {
 	for s, want := range map[string]string{
 		"":                       "",
 		"product:42":             "product:42",

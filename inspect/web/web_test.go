@@ -54,7 +54,7 @@ func (s *scratch) contend(key string, option lockctx.Option) (holder *sql.DB, ho
 	return holder, hold, answer
 }
 
-func TestView(t *testing.T) {
+func TestAViewHasAllHoldersAndWaiters(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for strategy, option := range strategies {
 			s.contend("the-"+strategy, option)
@@ -100,7 +100,7 @@ func (c *counted) Connect(ctx context.Context) (driver.Conn, error) {
 }
 
 // However many look, the server is asked once; and not at all when nobody does.
-func TestOneSampler(t *testing.T) {
+func TestManyViewersAskTheServerOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		base, err := mysql.NewConnector(s.Config())
 		dbtest.OK(t, err)
@@ -178,7 +178,7 @@ func (w *stuck) Write(b []byte) (int, error) {
 
 func (w *stuck) Flush() {}
 
-func TestSlowViewer(t *testing.T) {
+func TestASlowViewerIsDroppedAndDelaysNobody(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		page.SetWriteBound(4 * time.Second) // for which others must not wait
@@ -205,7 +205,7 @@ func TestSlowViewer(t *testing.T) {
 // plain can not flush.
 type plain struct{ http.ResponseWriter }
 
-func TestCannotFlush(t *testing.T) {
+func TestAWriterThatCannotFlushIsRefused(t *testing.T) {
 	page := web.New(nowhere(t), web.Options{})
 	defer page.Close()
 	r := httptest.NewRequest(http.MethodGet, "/page.events", nil)
@@ -217,7 +217,7 @@ func TestCannotFlush(t *testing.T) {
 	}
 }
 
-func TestClose(t *testing.T) {
+func TestCloseEndsStreamsAndRefusesNewOnes(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		page, srv := s.page(web.Options{})
 		stream := watch(t, srv)
@@ -240,7 +240,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-func TestServerGone(t *testing.T) {
+func TestAFailureIsToldWithoutThePassword(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{})
 	d := watch(t, srv).until("it fails", func(e event) bool { return e.name == "failed" })
 	if !strings.Contains(d.Error, "127.0.0.1:1") || strings.Contains(d.Error, "secret") {
@@ -276,7 +276,7 @@ func TestLossesOfProcess(t *testing.T) {
 	})
 }
 
-func TestLossesSeen(t *testing.T) {
+func TestALeaseThatRunsOutCountsAsLost(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.process(mysqllock.Config{})
 		dbtest.OK(t, s.acquire(db, "dead", lockctx.Lease(10*time.Minute)).Release()) // so that there is a row
@@ -318,7 +318,7 @@ func TestLossesSeen(t *testing.T) {
 	})
 }
 
-func TestDeadlocks(t *testing.T) {
+func TestADeadlockIsCountedInTheView(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, srv := s.page(web.Options{})
 		stream := watch(t, srv)
@@ -348,7 +348,7 @@ func TestDeadlocks(t *testing.T) {
 
 // Where the account may not look, the page says what it does not show, and what
 // would show it.
-func TestGaps(t *testing.T) {
+func TestThePageSaysWhatItDoesNotShow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		name := s.Config().DBName
 		for _, text := range []string{"CREATE USER %[1]s", "GRANT SELECT, INSERT, UPDATE ON %[1]s.* TO %[1]s"} {
@@ -372,7 +372,7 @@ func TestGaps(t *testing.T) {
 	})
 }
 
-func TestRelease(t *testing.T) {
+func TestALockIsReleasedOnlyFromThePage(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.root, "CREATE TABLE work (id INT)")
 		type release struct {

@@ -56,7 +56,7 @@ func saysAll(t *testing.T, c *dbtest.Child, want ...string) {
 }
 
 // Of two processes one runs the job at a tick, and none again before AtLeast is over.
-func TestOnce(t *testing.T) {
+func TestAJobRunsOnceAtEachTick(t *testing.T) {
 	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {
 		a, b := dbtest.StartJob(t, "cron", d.DSN()), dbtest.StartJob(t, "cron", d.DSN())
 		a.Tell("tick")
@@ -73,7 +73,7 @@ func TestOnce(t *testing.T) {
 }
 
 // OnceFunc's context is fenced: a job that has lost its lock does not commit. AtMost ends it.
-func TestOnceFunc(t *testing.T) {
+func TestAJobThatLostItsLockDoesNotCommit(t *testing.T) {
 	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {
 		db, plain := d.Open("mysqllock"), d.Open("mysql")
 		dbtest.Exec(t, plain, "CREATE TABLE reports (id INT PRIMARY KEY AUTO_INCREMENT) ENGINE=InnoDB")

@@ -76,7 +76,7 @@ func next(t *testing.T, c *dbtest.Child) string {
 
 // Of two processes one runs the job, while it runs and for as long after it as MinHold
 // says.
-func TestLocker(t *testing.T) {
+func TestOneProcessRunsTheJob(t *testing.T) {
 	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {
 		first := dbtest.StartJob(t, "schedule", d.DSN())
 		if said := next(t, first); said != "runs" {
@@ -138,7 +138,7 @@ func TestLockerOfARunningJobThatIsStopped(t *testing.T) {
 }
 
 // Of two processes one leads; when it is killed the other does.
-func TestElector(t *testing.T) {
+func TestAnotherLeadsWhenTheLeaderIsKilled(t *testing.T) {
 	dbtest.OnServers(t, itself, func(t *testing.T, d *dbtest.Database) {
 		a := dbtest.StartJob(t, "lead", d.DSN())
 		b := dbtest.StartJob(t, "lead", d.DSN())

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 }
 
 // Of three processes that migrate at the same time one does, and none fails.
-func TestOneMigrates(t *testing.T) {
+func TestOneProcessMigratesAndNoneFails(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name := range ways {
 			dbtest.Exec(t, s.Plain, "DROP TABLE IF EXISTS orders, goose_db_version")
@@ -72,7 +72,7 @@ func TestOneMigrates(t *testing.T) {
 }
 
 // A lost lock is told by the locker in the end, and stops goose in Do.
-func TestLost(t *testing.T) {
+func TestALostLockStopsGoose(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		locker := gooselock.NewLocker(db)

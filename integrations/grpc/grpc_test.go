@@ -48,7 +48,7 @@ func (s *service) lock(ctx context.Context) error {
 }
 
 // A client is told to come again while another process has the key.
-func TestServer(t *testing.T) {
+func TestAClientOfATakenKeyMayComeAgain(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		server := grpc.NewServer(grpc.UnaryInterceptor(grpclock.Unary), grpc.StreamInterceptor(grpclock.Stream))
 		grpc_health_v1.RegisterHealthServer(server, &service{db: d.Open("mysqllock")})
@@ -93,7 +93,7 @@ func wantBusy(t *testing.T, err error) {
 	}
 }
 
-func TestCode(t *testing.T) {
+func TestErrorsWorthARetryHaveACode(t *testing.T) {
 	of := func(op string, err error) error { return fmt.Errorf("selling: %w", &mysqllock.Error{Op: op, Err: err}) }
 	for _, c := range []struct {
 		err  error

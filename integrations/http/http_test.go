@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // A server answers while another process has the key, and after it.
-func TestServer(t *testing.T) {
+func TestAServerAnswersWhileTheKeyIsTaken(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		db := d.Open("mysqllock")
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -67,7 +67,7 @@ func TestServer(t *testing.T) {
 	})
 }
 
-func TestStatus(t *testing.T) {
+func TestErrorsWorthARetryHaveAStatus(t *testing.T) {
 	of := func(op string, err error) error { return fmt.Errorf("selling: %w", &mysqllock.Error{Op: op, Err: err}) }
 	for _, c := range []struct {
 		err  error

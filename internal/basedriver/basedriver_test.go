@@ -72,9 +72,8 @@ func TestArgumentsAreCounted(t *testing.T) {
 	}
 }
 
-// TestWithoutContexts: a driver without contexts is not asked after their end, and never
-// gets arguments with names.
-func TestWithoutContexts(t *testing.T) {
+// TestADriverWithoutContextsIsNotAskedAfterTheirEnd, and never gets arguments with names.
+func TestADriverWithoutContextsIsNotAskedAfterTheirEnd(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	c := &old{}

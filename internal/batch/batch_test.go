@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestGroup(t *testing.T) {
+func TestTheFirstOfAGroupLeadsTheOthers(t *testing.T) {
 	var g Group[int]
 	if !g.Join(1) || g.Join(2) || g.Join(3) || g.Join(4) {
 		t.Error("one leads, the first")

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// TestChecks shows what each check finds, and what it lets pass.
-func TestChecks(t *testing.T) {
+func TestEachCheckFindsWhatItIsForAndNothingElse(t *testing.T) {
 	grant := func(hold string, token uint64, call, ret int64) event {
 		return event{Kind: kindGrant, Job: "lease", Key: "k", Hold: hold, Token: token, Call: call, Return: ret}
 	}

@@ -267,9 +267,9 @@ func onSmallServers(t *testing.T, bins []tempserver.Binary, connections int, lon
 	}
 }
 
-// TestFullServer: where the server has no connection left, who wants a lock is told
-// what to set, and soon; and is not when there is one again.
-func TestFullServer(t *testing.T) {
+// TestAFullServerSaysWhatToSet: where the server has no connection left, who wants a lock is
+// told what to set, and soon; and is not when there is one again.
+func TestAFullServerSaysWhatToSet(t *testing.T) {
 	t.Parallel()
 	const connections = 30
 	locks := map[string][]lockctx.Option{

@@ -9,9 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestGalera: row locks are agreed to by all nodes, leases and versions are kept
-// by writes, and the rest is refused.
-func TestGalera(t *testing.T) {
+// TestGaleraKeepsRowLocksLeasesAndVersions: row locks are agreed to by all nodes, leases and
+// versions are kept by writes, and the rest is refused.
+func TestGaleraKeepsRowLocksLeasesAndVersions(t *testing.T) {
 	t.Parallel()
 	c := start(t, tempserver.Galera)
 	t.Run("cells", func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-// TestTransactions: open ones are seen at once, however often one asks.
-func TestTransactions(t *testing.T) {
+// TestOpenTransactionsAreSeenAtOnce, however often one asks.
+func TestOpenTransactionsAreSeenAtOnce(t *testing.T) {
 	dbtest.OnEveryServer(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		db := d.Open("mysql")
 		conn := dbtest.Conn(t, db)

@@ -21,9 +21,9 @@ func resourceOf(row string, traits strategy.Traits) strategy.Resource {
 	return p
 }
 
-// TestRecognised: a holder in an error is completed where it is this handle, for the time
-// that it holds the key.
-func TestRecognised(t *testing.T) {
+// TestAHolderInAnErrorIsRecognisedAsThisHandle: a holder in an error is completed where it is
+// this handle, for the time that it holds the key.
+func TestAHolderInAnErrorIsRecognisedAsThisHandle(t *testing.T) {
 	k := New(Connectors{}, Settings{Owner: "us"})
 	defer k.Close()
 	resource := func(traits strategy.Traits, shared bool, lockCtx *hint.LockContext) strategy.Resource {
@@ -78,9 +78,8 @@ func TestRecognised(t *testing.T) {
 	}
 }
 
-// TestAwaitEnding: others wait for what is given back because a context has ended, of the same
-// row, or of the same advisory lock.
-func TestAwaitEnding(t *testing.T) {
+// TestOthersWaitForWhatAnEndedContextGivesBack, of the same row, or of the same advisory lock.
+func TestOthersWaitForWhatAnEndedContextGivesBack(t *testing.T) {
 	k := New(Connectors{}, Settings{})
 	defer k.Close()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -11,9 +11,9 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// TestBlamed: whoever is asked for the holder may answer when the caller has just been granted
-// the lock, and name the caller itself.
-func TestBlamed(t *testing.T) {
+// TestACallerIsNotBlamedForItsOwnWait: whoever is asked for the holder may answer when the
+// caller has just been granted the lock, and name the caller itself.
+func TestACallerIsNotBlamedForItsOwnWait(t *testing.T) {
 	conn := pool.Adopt(nil)
 	dbtest.OK(t, conn.SetID("7"))
 	mine, others := new(queue.Ticket), new(queue.Ticket)

@@ -54,8 +54,7 @@ func TestInnerJoinsOuter(t *testing.T) {
 	}
 }
 
-// TestWithout: a context taken out of its lock context can begin another.
-func TestWithout(t *testing.T) {
+func TestAContextTakenOutOfItsLockContextBeginsAnother(t *testing.T) {
 	ctx, outer := with(context.Background(), []string{"k"})
 	if _, ok := hint.From(hint.Without(ctx)); ok {
 		t.Error("there is a hint after Without")
@@ -65,8 +64,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// TestInside: in a hold the keys of the hold are no hint any more, but are known.
-func TestInside(t *testing.T) {
+func TestInAHoldItsKeysAreKnownButNoHint(t *testing.T) {
 	asked := hint.Ask[option](context.Background(), []string{"held"})
 	ctx := asked.Inside(context.Background(), "the hold")
 	_, h := with(ctx, []string{"k"})
@@ -78,8 +76,8 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// TestBadHints: each says what is wrong, and an inner With keeps the error of the outer.
-func TestBadHints(t *testing.T) {
+// TestABadHintSaysWhatIsWrong, and an inner With keeps the error of the outer.
+func TestABadHintSaysWhatIsWrong(t *testing.T) {
 	key := []string{"k"}
 	for says, h := range map[string]*hint.Hint{
 		"no key":                          hint.Ask[option](context.Background(), nil),

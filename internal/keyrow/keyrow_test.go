@@ -21,7 +21,7 @@ func (s *scratch) row(key string) string {
 		s.table.String()+" WHERE namespace = 'app' AND name = '"+key+"'")
 }
 
-func TestExist(t *testing.T) {
+func TestExistLeavesRowsThatAreThereAsTheyAre(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		r := s.rows()
 		c := s.open()
@@ -203,7 +203,7 @@ func TestTokenNeverGoesBack(t *testing.T) {
 	}
 }
 
-func TestHolderOf(t *testing.T) {
+func TestAHolderIsItsOwnerWithoutTheDigits(t *testing.T) {
 	if h := HolderOf(""); h != nil {
 		t.Errorf("nobody is %v", h)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
-func TestNames(t *testing.T) {
+func TestNoTwoKeysSlotsOrStripesHaveOneName(t *testing.T) {
 	seen := make(map[string]string)
 	is := func(what, name string) {
 		t.Helper()
@@ -43,7 +43,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestStripe(t *testing.T) {
+func TestAKeyHasTheSameStripeInAllVersions(t *testing.T) {
 	// Programs of other versions must find the same stripe.
 	for key, want := range map[string]int{"": 37, "a": 12, "product:42": 48} {
 		if got := keyrow.Stripe(key, 64); got != keyrow.StripeName(want) {
@@ -64,7 +64,7 @@ func TestStripe(t *testing.T) {
 	}
 }
 
-func TestRead(t *testing.T) {
+func TestReadTellsWhatTheNameOfARowMeans(t *testing.T) {
 	long := strings.Repeat("k", 255)
 	zeros := "\x00" + long[:254]
 	is := func(name string, want keyrow.Meaning) {

@@ -15,9 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestStripesDisagree: handles that differ in how many rows keys share refuse to
-// work, and what the error says mends it.
-func TestStripesDisagree(t *testing.T) {
+// TestHandlesThatDisagreeAboutStripesRefuseToWork, and what the error says mends it.
+func TestHandlesThatDisagreeAboutStripesRefuseToWork(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		use := func(params ...string) error {
 			_, err := s.Handle(params...).ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.Lease(stock.TTL)), "DO 0")
@@ -91,8 +90,8 @@ func TestStripesKeepTheTableSmall(t *testing.T) {
 	})
 }
 
-// TestStripesNest: keys that share a row are one lock, to be had again and again.
-func TestStripesNest(t *testing.T) {
+// TestKeysThatShareARowAreOneLock, to be had again and again.
+func TestKeysThatShareARowAreOneLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=4", "lockWait=1m"), s.Handle("lockStripes=4")
 		var keys []string

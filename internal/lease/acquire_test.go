@@ -210,9 +210,9 @@ func TestHostsAreKept(t *testing.T) {
 	})
 }
 
-// TestPrepared: what takes and releases leases is prepared on a connection where it runs often,
-// except in a cluster, where a prepared statement is not repeated, and behind MySQL Router.
-func TestPrepared(t *testing.T) {
+// TestStatementsOfLeasesArePreparedWhereTheyRunOften on a connection, except in a cluster,
+// where a prepared statement is not repeated, and behind MySQL Router.
+func TestStatementsOfLeasesArePreparedWhereTheyRunOften(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		cluster, router := s.info, s.info
 		cluster.Topology, router.Router = server.Galera, true

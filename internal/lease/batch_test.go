@@ -138,8 +138,7 @@ func areBatch(texts []string) bool {
 		len(texts) == 2 && strings.Contains(texts[0], "; SELECT") && strings.Contains(texts[1], "; COMMIT")
 }
 
-// TestSharedOutcomes: requests that are sent together have each its own end.
-func TestSharedOutcomes(t *testing.T) {
+func TestRequestsSentTogetherHaveEachTheirOwnEnd(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{max: 2}), s.locker(setup{})
 		all := []Request{
@@ -209,10 +208,10 @@ func TestSharedOutcomes(t *testing.T) {
 	})
 }
 
-// TestSharedUnknown: where the answer to a COMMIT of several requests is lost, or their
-// connection breaks before it, each is given back what it may have been granted, and asks
-// again; and a caller that has gone keeps nothing.
-func TestSharedUnknown(t *testing.T) {
+// TestUnknownGrantsAreGivenBackAndAskedForAgain: where the answer to a COMMIT of several
+// requests is lost, or their connection breaks before it, each is given back what it may have
+// been granted, and asks again; and a caller that has gone keeps nothing.
+func TestUnknownGrantsAreGivenBackAndAskedForAgain(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, statement := range []string{"COMMIT", "INSERT", "SELECT", "START", "INSERT and COMMIT"} {
 			with := setup{max: 2, packs: statement == "INSERT and COMMIT"}
@@ -279,8 +278,8 @@ func TestSharedUnknown(t *testing.T) {
 	})
 }
 
-// TestSharedLate: what is answered when it may be over already is not granted.
-func TestSharedLate(t *testing.T) {
+// TestALateAnswerToSeveralRequestsGrantsNone: what is answered when it may be over already.
+func TestALateAnswerToSeveralRequestsGrantsNone(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		all := requests(3, func(key string) Request {
@@ -301,9 +300,8 @@ func TestSharedLate(t *testing.T) {
 	})
 }
 
-// TestSharedReleases: releases that are sent together have each its own end, also where
-// their connection breaks.
-func TestSharedReleases(t *testing.T) {
+// TestReleasesSentTogetherHaveEachTheirOwnEnd, also where their connection breaks.
+func TestReleasesSentTogetherHaveEachTheirOwnEnd(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		all := requests(5, request)
@@ -466,9 +464,9 @@ func TestRoomInThePoolIsFoundBehindSlowConnections(t *testing.T) {
 	})
 }
 
-// TestSharedBurst: many requests that come at once, while there is no lock connection, do not
-// open one each.
-func TestSharedBurst(t *testing.T) {
+// TestABurstOfRequestsOpensFewConnections: many requests that come at once, while there is no
+// lock connection, do not open one each.
+func TestABurstOfRequestsOpensFewConnections(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 40
 		all := requests(n, request)
@@ -584,8 +582,8 @@ func inBothForms(t *testing.T, test func(t *testing.T, s *scratch, packs bool)) 
 	}
 }
 
-// TestBatchOutcomes: in a batch each request, and each release, has its own end.
-func TestBatchOutcomes(t *testing.T) {
+// TestEachOfABatchHasItsOwnEnd: each request, and each release.
+func TestEachOfABatchHasItsOwnEnd(t *testing.T) {
 	inBothForms(t, func(t *testing.T, s *scratch, packs bool) {
 		l, other := s.locker(setup{packs: packs, max: 2}), s.locker(setup{})
 		const stolen, locked, over, off, next = 1, 2, 3, 4, 5
@@ -626,9 +624,9 @@ func TestBatchOutcomes(t *testing.T) {
 	})
 }
 
-// TestBatchRefused: where the server refuses the write for one of them, the others are
-// granted, and released, alone, and nothing stays in a transaction.
-func TestBatchRefused(t *testing.T) {
+// TestARefusedWriteOfABatchLeavesTheOthersGranted: where the server refuses the write for one
+// of them, the others are granted, and released, alone, and nothing stays in a transaction.
+func TestARefusedWriteOfABatchLeavesTheOthersGranted(t *testing.T) {
 	inBothForms(t, func(t *testing.T, s *scratch, packs bool) {
 		l := s.locker(setup{packs: packs, max: 2, ttl: time.Hour}) // so that no connection is closed, with what it has
 		all := requests(3, request)
@@ -678,8 +676,8 @@ func TestBatchRefused(t *testing.T) {
 	})
 }
 
-// TestBatchFull: a connection that may carry no more wake-up locks takes no requests along.
-func TestBatchFull(t *testing.T) {
+// TestAFullConnectionTakesNoRequestsAlong: one that may carry no more wake-up locks.
+func TestAFullConnectionTakesNoRequestsAlong(t *testing.T) {
 	l, h := new(Locker), &lockConn{wakeUps: make(map[string]*Lease)}
 	for i := range maxWakeUps {
 		l.takes.Join(new(take))
@@ -738,8 +736,7 @@ func TestBatchLeftBehind(t *testing.T) {
 	})
 }
 
-// TestBatchClosed: what is granted while the Locker is being closed is given back.
-func TestBatchClosed(t *testing.T) {
+func TestWhatIsGrantedDuringACloseIsGivenBack(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{false, true} {
 			l := s.locker(setup{max: 2})
@@ -770,9 +767,9 @@ func TestBatchClosed(t *testing.T) {
 	})
 }
 
-// TestBatchRows: only the rows that are asked for are locked, also where there are few in the
-// table, and the server makes the same names of named locks.
-func TestBatchRows(t *testing.T) {
+// TestABatchLocksOnlyTheRowsItNeeds, also where there are few in the table, and the server
+// makes the same names of named locks.
+func TestABatchLocksOnlyTheRowsItNeeds(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		const odd = "Ä\x00'\\"

@@ -12,9 +12,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestLostAnswer: the answer to the statement that has taken the lease comes too
-// late, or never. The lease is not left behind.
-func TestLostAnswer(t *testing.T) {
+// TestALeaseWhoseAnswerIsLostIsNotLeftBehind: the answer to the statement that has taken it
+// comes too late, or never.
+func TestALeaseWhoseAnswerIsLostIsNotLeftBehind(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			l := s.locker(setup{})
@@ -50,8 +50,8 @@ func TestLostAnswer(t *testing.T) {
 	})
 }
 
-// TestLateAnswer: what is answered when it may be over already is not granted.
-func TestLateAnswer(t *testing.T) {
+// TestALeaseWhoseAnswerIsLateIsNotGranted: what is answered when it may be over already.
+func TestALeaseWhoseAnswerIsLateIsNotGranted(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
@@ -141,8 +141,8 @@ func TestLateAnswerBehindRowLock(t *testing.T) {
 	})
 }
 
-// TestLostCommit is the same for a waiter that gets the lease behind a row lock.
-func TestLostCommit(t *testing.T) {
+// TestALostCommitBehindARowLockLeavesNoLease: its answer comes too late, or never.
+func TestALostCommitBehindARowLockLeavesNoLease(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, late := range []bool{true, false} {
 			for try := 1; !s.lostCommit(late); try++ {
@@ -189,10 +189,9 @@ func (s *scratch) lostCommit(late bool) bool {
 	return true
 }
 
-// TestLostHandoff: the statement by which somebody takes over a lease fails
-// without an answer. The lease is given back even where it lasts for longer than
-// the next caller wanted it.
-func TestLostHandoff(t *testing.T) {
+// TestALeaseWhoseHandoffFailsIsGivenBack: the statement by which somebody takes it over has no
+// answer. It is given back even where it lasts for longer than the next caller wanted it.
+func TestALeaseWhoseHandoffFailsIsGivenBack(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))

@@ -12,9 +12,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestHandoff: callers of one process take over from each other, each with a
-// new token, in one statement; a waiter of another process has its turn.
-func TestHandoff(t *testing.T) {
+// TestCallersOfOneProcessTakeOverFromEachOther, each with a new token, in one statement; a
+// waiter of another process has its turn.
+func TestCallersOfOneProcessTakeOverFromEachOther(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		for began := time.Now(); !s.handedOver(l); { // on a busy machine the wait for a next caller may be too long
@@ -174,9 +174,9 @@ func TestHandoffBehindRowLock(t *testing.T) {
 	})
 }
 
-// TestLateFree: a statement arrives late that frees what an unanswered statement was
-// granted. It does not free a later grant of the same process.
-func TestLateFree(t *testing.T) {
+// TestALateFreeDoesNotFreeALaterGrant of the same process: it frees what an unanswered
+// statement was granted.
+func TestALateFreeDoesNotFreeALaterGrant(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())

@@ -250,9 +250,9 @@ func keeps(s *stock.Shop, key string, done func()) {
 	}
 }
 
-// TestFrozenWaiter: callers that wait for a row lock, in any way, and stand still when the
-// server grants it, do not keep the holder of a lease on the key from renewing it.
-func TestFrozenWaiter(t *testing.T) {
+// TestAFrozenWaiterKeepsNoLeaseFromBeingRenewed: one that waits for a row lock on the key, in
+// any way, and stands still when the server grants it.
+func TestAFrozenWaiterKeepsNoLeaseFromBeingRenewed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Lapse(s.Handle(), "k")
 		keeps(s, "k", func() {

@@ -181,10 +181,10 @@ func (l *locker) commitSlowly(conn driver.Conn, s *Lease, takes time.Duration) e
 	return err
 }
 
-// TestSilentHolder: a lease of a holder that stands still, or was cut off, goes to a waiter
-// with its wake-up lock, so that the next one is woken; and without it if the connection
-// that has it is another account's.
-func TestSilentHolder(t *testing.T) {
+// TestASilentHoldersLeaseGoesToAWaiter: a lease of a holder that stands still, or was cut off,
+// goes to a waiter with its wake-up lock, so that the next one is woken; and without it if the
+// connection that has it is another account's.
+func TestASilentHoldersLeaseGoesToAWaiter(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		user := "other_" + dbtest.Random()
 		dbtest.Exec(t, s.db, "CREATE USER "+user)
@@ -269,10 +269,9 @@ func TestBehindFrozenWaiter(t *testing.T) {
 	})
 }
 
-// TestRenewalTells: a renewal writes since when the lease is held, and its TTL, into a table
-// that has columns for that. In one that has none, as an older version has made it, it asks
-// once.
-func TestRenewalTells(t *testing.T) {
+// TestARenewalWritesSinceWhenTheLeaseIsHeld, and its TTL, into a table that has columns for
+// that. In one that has none, as an older version has made it, it asks once.
+func TestARenewalWritesSinceWhenTheLeaseIsHeld(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		told := func() (token, age, ttl, sinceRenewal sql.NullInt64) {
 			t.Helper()

@@ -74,8 +74,8 @@ func TestLeaseReadDecideWrite(t *testing.T) {
 	})
 }
 
-// TestLeaseHold: many transactions, also side by side, under one hold.
-func TestLeaseHold(t *testing.T) {
+// TestManyTransactionsRunUnderOneHoldOfALease, also side by side.
+func TestManyTransactionsRunUnderOneHoldOfALease(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		var left *sql.Tx
@@ -136,8 +136,8 @@ func TestLeaseHold(t *testing.T) {
 	})
 }
 
-// TestLeaseExpiry: it moves on while the lease is renewed, and then stays.
-func TestLeaseExpiry(t *testing.T) {
+// TestRenewalsMoveTheExpiryOfALease, and then it stays.
+func TestRenewalsMoveTheExpiryOfALease(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, asked := s.Handle(), time.Now()
 		h := stock.Acquire(t, db, "k", lockctx.Lease(9*time.Second))
@@ -160,8 +160,7 @@ func TestLeaseExpiry(t *testing.T) {
 	})
 }
 
-// TestLeaseMixed: leases and row locks of one lock context.
-func TestLeaseMixed(t *testing.T) {
+func TestLeasesAndRowLocksGoInOneLockContext(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		// Row locks inside a job, each for its own unit of work.

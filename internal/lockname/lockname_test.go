@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestOfAdvisory(t *testing.T) {
+func TestNamesOfAdvisoryLocksShowTheirKeysOrAHash(t *testing.T) {
 	for _, c := range []struct{ namespace, key, want string }{
 		{"shop", "product:42", "mysqllock:shop/product:42"},
 		{"", "a_b.c-d", "mysqllock:/a_b.c-d"},

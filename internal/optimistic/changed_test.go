@@ -14,7 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-func TestChanged(t *testing.T) {
+func TestAStatementThatChangedNoRowIsAConflict(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.Exec(s.own, "CREATE TABLE product (id INT PRIMARY KEY, stock INT NOT NULL, version INT NOT NULL) ENGINE=InnoDB")
 		all := []string{"", "clientFoundRows=true"}
@@ -64,7 +64,7 @@ func TestChanged(t *testing.T) {
 	})
 }
 
-func TestChangedRows(t *testing.T) {
+func TestNoChangedRowIsAConflictUnlessTheStatementFailed(t *testing.T) {
 	failed := context.Canceled
 	newer := &mysql.MySQLError{Number: 1020}
 	for _, test := range []struct {

@@ -41,8 +41,8 @@ func (p *process) commit(c driver.Conn, send send, check strategy.Check, change 
 	return err == nil, err
 }
 
-// TestCommit: what is written commits if, and only if, all keys have their versions. Then nothing is locked.
-func TestCommit(t *testing.T) {
+// TestACommitNeedsAllItsVersions, and then nothing is locked.
+func TestACommitNeedsAllItsVersions(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, send := range forms {
 			for _, params := range []string{"", "clientFoundRows=true"} {

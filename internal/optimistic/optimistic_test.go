@@ -73,8 +73,7 @@ func TestFirstOnKey(t *testing.T) {
 	})
 }
 
-// TestTurns: who waits for rows keeps no more than one connection of Control.
-func TestTurns(t *testing.T) {
+func TestWaitersForRowsKeepOneConnectionOfControl(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		var keys []string
@@ -105,9 +104,7 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// TestServersBound: who waits in the server for longer than the server lets it
-// begins again.
-func TestServersBound(t *testing.T) {
+func TestAWaitBeyondTheServersBoundBeginsAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) {
 			cfg.Control = s.pool(2, control+", innodb_lock_wait_timeout = 1")
@@ -128,9 +125,8 @@ func TestServersBound(t *testing.T) {
 	})
 }
 
-// TestRowLock: a commit that counts is a conflict, and so is a row that is
-// locked, by one or by many.
-func TestRowLock(t *testing.T) {
+// TestALockedRowAndACountedCommitAreConflicts: the row is locked by one or by many.
+func TestALockedRowAndACountedCommitAreConflicts(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		c := s.Connect()
@@ -168,8 +164,7 @@ func TestRowLock(t *testing.T) {
 	})
 }
 
-// TestCleanUp: no version outlives its row.
-func TestCleanUp(t *testing.T) {
+func TestNoVersionOutlivesItsRow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if !s.info.SkipLocked {
 			t.Skip("there is no clean-up")
@@ -240,9 +235,9 @@ func wantHolder(t *testing.T, err error) {
 	}
 }
 
-// TestLapsedLease: the last commit of its holder, which its fence has let
-// through, may still be under way when the lease has run out.
-func TestLapsedLease(t *testing.T) {
+// TestAVersionWaitsForCommitsUnderALapsedLease: the last one of its holder, which its fence has
+// let through, may still be under way when the lease has run out.
+func TestAVersionWaitsForCommitsUnderALapsedLease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(), s.process()
 		p.remember(nil, "k")
@@ -286,9 +281,9 @@ func TestLapsedLease(t *testing.T) {
 	})
 }
 
-// TestTakenMeanwhile: what is not to be prepared any more, once nobody has locked
-// the row, is left as it is.
-func TestTakenMeanwhile(t *testing.T) {
+// TestARowTakenMeanwhileIsLeftAsItIs: it is not to be prepared any more, once nobody has locked
+// it.
+func TestARowTakenMeanwhileIsLeftAsItIs(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var cases dbtest.Together
 		defer cases.Wait()
@@ -395,8 +390,7 @@ func TestOnlyTheirRows(t *testing.T) {
 	})
 }
 
-// TestSessions: what the caller has set for its connection changes nothing.
-func TestSessions(t *testing.T) {
+func TestSettingsOfASessionChangeNoVersion(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		sessions := []string{
 			"sql_mode = ''", "sql_mode = 'ANSI,TRADITIONAL,HIGH_NOT_PRECEDENCE,NO_BACKSLASH_ESCAPES,IGNORE_SPACE,PAD_CHAR_TO_FULL_LENGTH'",
@@ -472,8 +466,8 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-// TestReadUncommitted: a version that may never be one is not remembered.
-func TestReadUncommitted(t *testing.T) {
+// TestAnUncommittedVersionIsNotRemembered: it may never be one.
+func TestAnUncommittedVersionIsNotRemembered(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		before := p.remember(nil, "k")[0]
@@ -496,8 +490,7 @@ func TestReadUncommitted(t *testing.T) {
 	})
 }
 
-// TestCancelled callers are told why, and leave nothing behind.
-func TestCancelled(t *testing.T) {
+func TestCancelledCallersAreToldWhyAndLeaveNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var awaits atomic.Int64 // waits for leases
 		p := s.process(func(cfg *strategy.Config) {
@@ -560,8 +553,7 @@ func TestCancelled(t *testing.T) {
 	})
 }
 
-// TestWaiting: whoever is asked before a wait may refuse it.
-func TestWaiting(t *testing.T) {
+func TestWhoeverIsAskedBeforeAWaitMayRefuseIt(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"leased", "locked"}))
@@ -588,9 +580,8 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// TestDefinition: who changes the lock table's definition keeps a commit for no
-// longer than a second.
-func TestDefinition(t *testing.T) {
+// TestChangesOfTheTableKeepCommitsForASecond at most: those of the lock table's definition.
+func TestChangesOfTheTableKeepCommitsForASecond(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		versions := p.remember(c, "k")
@@ -610,8 +601,7 @@ func TestDefinition(t *testing.T) {
 	})
 }
 
-// TestFailures: what the server refuses is said in words that help.
-func TestFailures(t *testing.T) {
+func TestWhatTheServerRefusesIsSaidInWordsThatHelp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
@@ -652,9 +642,8 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// TestDeadlock: the server's own choice of who is to begin again is left to the
-// caller.
-func TestDeadlock(t *testing.T) {
+// TestADeadlockAtCommitIsLeftToTheCaller: the server has chosen who is to begin again.
+func TestADeadlockAtCommitIsLeftToTheCaller(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		versions := p.remember(nil, "k")
@@ -665,8 +654,7 @@ func TestDeadlock(t *testing.T) {
 	})
 }
 
-// TestBareDriver: a connection that knows nothing but Prepare is enough.
-func TestBareDriver(t *testing.T) {
+func TestAConnectionThatOnlyPreparesIsEnough(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(), s.Connect()
 		bare := struct{ driver.Conn }{c}
@@ -678,9 +666,9 @@ func TestBareDriver(t *testing.T) {
 	})
 }
 
-// TestTableLocked: while somebody has locked the whole table, what the server ends by its
-// own limit has a sentinel, and the key.
-func TestTableLocked(t *testing.T) {
+// TestALockedTableIsToldWithSentinelAndKey: what the server ends by its own limit while
+// somebody has locked all of the table.
+func TestALockedTableIsToldWithSentinelAndKey(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		p.remember(nil, "known")

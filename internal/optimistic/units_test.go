@@ -186,8 +186,7 @@ func optimistically(t *testing.T, opts ...lockctx.Option) context.Context {
 	return lockctx.With(dbtest.Limited(t), "k", append([]lockctx.Option{lockctx.Optimistic()}, opts...)...)
 }
 
-// TestOptimisticConflicts has every way meet every kind of other.
-func TestOptimisticConflicts(t *testing.T) {
+func TestEveryWayConflictsWithEveryKindOfOther(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		add := func(ctx context.Context) {
@@ -228,9 +227,8 @@ func TestOptimisticConflicts(t *testing.T) {
 	})
 }
 
-// TestOptimisticHeld has somebody hold the key at the commit: the unit does not
-// wait for it.
-func TestOptimisticHeld(t *testing.T) {
+// TestACommitWithAVersionWaitsForNoHolder of its key.
+func TestACommitWithAVersionWaitsForNoHolder(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockWait=2m"), s.Handle()
 		for holder, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "shared": lockctx.Shared(), "lease": lockctx.Lease(stock.TTL)} {
@@ -257,9 +255,9 @@ func TestOptimisticHeld(t *testing.T) {
 	})
 }
 
-// TestOptimisticVersions: what tells versions, what makes new ones, and what
+// TestOnlyACommittedWriteMakesANewVersion: what tells versions, what makes new ones, and what
 // needs none.
-func TestOptimisticVersions(t *testing.T) {
+func TestOnlyACommittedWriteMakesANewVersion(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockStrategy=optimistic")
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -363,8 +361,8 @@ func TestOptimisticVersions(t *testing.T) {
 	})
 }
 
-// TestIfVersion carries a version to another unit of work.
-func TestIfVersion(t *testing.T) {
+// TestAVersionOfAnotherUnitIsGoodForOneCommit: IfVersion carries it over.
+func TestAVersionOfAnotherUnitIsGoodForOneCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		shown := func() uint64 {
@@ -836,9 +834,7 @@ func TestAVersionGoesWithNoLockInOneLockContext(t *testing.T) {
 	})
 }
 
-// TestOptimisticStripes: different keys are one row, so they conflict with each
-// other, but never with themselves.
-func TestOptimisticStripes(t *testing.T) {
+func TestKeysOfOneRowConflictButNeverWithThemselves(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockStripes=1"), s.Handle("lockStripes=1")
 		write := func(ctx context.Context, db *sql.DB) error {

@@ -20,8 +20,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestGroup is before a group with a single primary.
-func TestGroup(t *testing.T) {
+// TestNoUpdateIsLostAsThePrimaryChangesBehindAProxy of a group with a single primary.
+func TestNoUpdateIsLostAsThePrimaryChangesBehindAProxy(t *testing.T) {
 	t.Parallel()
 	tempserver.RequireProxies(t)
 	tempserver.RequireCluster(t, tempserver.GroupSinglePrimary)

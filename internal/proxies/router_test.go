@@ -70,8 +70,9 @@ func (s *scratch) move(db *sql.DB) {
 	})
 }
 
-// TestRouter has callers of two handles read, decide and write under a lock.
-func TestRouter(t *testing.T) {
+// TestNoUpdateIsLostBehindMySQLRouter has callers of two handles read, decide and write under a
+// lock.
+func TestNoUpdateIsLostBehindMySQLRouter(t *testing.T) {
 	t.Parallel()
 	for _, routing := range []tempserver.Routing{tempserver.Passed, tempserver.Shared} {
 		t.Run(string(routing), func(t *testing.T) {
@@ -122,9 +123,9 @@ func (s *scratch) exclusive(f stock.Form, alone bool, opt lockctx.Option) {
 	s.wantStock(1, handles*callers*rounds)
 }
 
-// TestSharedWaiter: a caller that gives up leaves no waiter in the server, although
-// its connection has moved since it told its id.
-func TestSharedWaiter(t *testing.T) {
+// TestGivingUpOnASharedConnectionLeavesNoWaiter in the server, although the connection has
+// moved since it told its id.
+func TestGivingUpOnASharedConnectionLeavesNoWaiter(t *testing.T) {
 	t.Parallel()
 	p, server := router(t, tempserver.Shared)
 	s := newScratch(t, p, server)
@@ -174,9 +175,9 @@ func (s *scratch) waiters() (n int) {
 	return n
 }
 
-// TestSharedLost: a holder that says nothing keeps its lock, since the driver pings;
-// when its connection to the server ends it commits nothing.
-func TestSharedLost(t *testing.T) {
+// TestALostSharedConnectionCommitsNothing: a holder that says nothing keeps its lock, since the
+// driver pings; when its connection to the server ends it commits nothing.
+func TestALostSharedConnectionCommitsNothing(t *testing.T) {
 	t.Parallel()
 	p, server := router(t, tempserver.Shared)
 	for _, strategy := range strategies {
@@ -227,9 +228,9 @@ func (s *scratch) killAll() {
 	}
 }
 
-// TestSharedHolder: the connection id by which a holder is known is that of the
-// connection which has the lock, and which its transaction runs on.
-func TestSharedHolder(t *testing.T) {
+// TestHoldersOnSharedConnectionsAreKnownByID: that of the connection which has the lock, and
+// which its transaction runs on.
+func TestHoldersOnSharedConnectionsAreKnownByID(t *testing.T) {
 	t.Parallel()
 	p, server := router(t, tempserver.Shared)
 	for _, strategy := range strategies {

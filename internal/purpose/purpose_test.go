@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestMarks: nothing is marked, and nothing allocated, until somebody listens. There is one
-// test, since nobody ever stops listening.
-func TestMarks(t *testing.T) {
+// TestNothingIsMarkedUntilSomebodyListens, and nothing allocated. There is one test, since
+// nobody ever stops listening.
+func TestNothingIsMarkedUntilSomebodyListens(t *testing.T) {
 	ctx := t.Context()
 	keys := []string{"b", "a"}
 	asked := Asked{ctx}

@@ -306,7 +306,7 @@ func TestKeysAreApart(t *testing.T) {
 	q.empty(t)
 }
 
-func TestCancelledWaiter(t *testing.T) {
+func TestACancelledWaiterLeavesAllItsQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "b")
@@ -405,7 +405,7 @@ func TestTryEnterTakesAllOrNothing(t *testing.T) {
 	q.empty(t)
 }
 
-func TestHolder(t *testing.T) {
+func TestAHolderIsKnownFromItsGrantUntilItLeaves(t *testing.T) {
 	var q Queue
 	if h := q.Holder("a"); h != nil {
 		t.Errorf("nobody is %v", h)
@@ -446,9 +446,9 @@ func TestHolderOfTheNext(t *testing.T) {
 	})
 }
 
-// TestHandoff: the next in the queue gets what the lock is known by; one that comes
-// to an empty queue does not.
-func TestHandoff(t *testing.T) {
+// TestTheNextGetsWhatTheLockIsKnownBy: the next in the queue; one that comes to an empty queue
+// does not.
+func TestTheNextGetsWhatTheLockIsKnownBy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
@@ -525,7 +525,7 @@ func TestHandoffIsNeverLost(t *testing.T) {
 	q.empty(t)
 }
 
-func TestLeaveAgain(t *testing.T) {
+func TestLeavingAgainTakesNobodysPlace(t *testing.T) {
 	var nobody *Ticket
 	nobody.Leave()
 
@@ -542,9 +542,9 @@ func TestLeaveAgain(t *testing.T) {
 	q.empty(t)
 }
 
-// TestAwaited: a ticket is awaited while others queue for its key, or stand in front of the
-// queue of a key that a transaction beside it has locked.
-func TestAwaited(t *testing.T) {
+// TestATicketIsAwaitedWhileOthersQueueForItsKey, or stand in front of the queue of a key that a
+// transaction beside it has locked.
+func TestATicketIsAwaitedWhileOthersQueueForItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		var none *Ticket

@@ -142,9 +142,8 @@ func TestWriterGivesUp(t *testing.T) {
 	})
 }
 
-// TestPassing: who does not wait need not know whether the readers before it get
-// the key.
-func TestPassing(t *testing.T) {
+// TestAReaderThatCannotWaitPassesOtherReaders: it need not know whether they get the key.
+func TestAReaderThatCannotWaitPassesOtherReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		c.play("+r1 +r2")
@@ -278,7 +277,7 @@ func TestSharedIsNotHandedOver(t *testing.T) {
 
 func slots(n int) Key { return Key{Name: "k", Slots: n} }
 
-func TestSlots(t *testing.T) {
+func TestAsManyAreInFrontAsThereAreSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		for _, who := range []string{"a", "b", "c", "d", "e"} {
@@ -299,9 +298,9 @@ func TestSlots(t *testing.T) {
 	})
 }
 
-// TestSlotsChange: each comes to the front when fewer than its own number are
-// there, and nobody passes another.
-func TestSlotsChange(t *testing.T) {
+// TestNobodyPassesAnotherWhereNumbersOfSlotsDiffer: each comes to the front when fewer than its
+// own number are there.
+func TestNobodyPassesAnotherWhereNumbersOfSlotsDiffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		for _, who := range []string{"a", "b", "c", "d", "e"} {
@@ -452,9 +451,8 @@ func TestSlotIsForTheFirst(t *testing.T) {
 	})
 }
 
-// TestSlotsStorm has many who take slots and wait for nothing but to be told of
-// one.
-func TestSlotsStorm(t *testing.T) {
+// TestManyWhoTakeSlotsHaveOneEach, and wait for nothing but to be told of one.
+func TestManyWhoTakeSlotsHaveOneEach(t *testing.T) {
 	var q Queue
 	var used [3]atomic.Bool
 	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -513,8 +511,9 @@ func TestSlotsStorm(t *testing.T) {
 	q.empty(t)
 }
 
-// TestSharedStorm has readers, writers and users of slots, of whom some give up.
-func TestSharedStorm(t *testing.T) {
+// TestAWriterIsAloneAmongManyReaders has readers, writers and users of slots, of whom some give
+// up.
+func TestAWriterIsAloneAmongManyReaders(t *testing.T) {
 	var q Queue
 	var readers, writers, users [4]atomic.Int32
 	var together atomic.Int32

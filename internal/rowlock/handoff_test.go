@@ -348,9 +348,9 @@ func (d *disturbing) release(t *testing.T, s *stock.Shop, db *sql.DB, name strin
 	return saw, err
 }
 
-// TestHandoffDisturbed: whatever happens to the packet, its caller is told what became of the COMMIT, the next
-// caller gets the key, and nothing stays locked.
-func TestHandoffDisturbed(t *testing.T) {
+// TestADisturbedHandoffTellsWhatBecameOfTheCommit, whatever happens to the packet; the next caller gets the
+// key, and nothing stays locked.
+func TestADisturbedHandoffTellsWhatBecameOfTheCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, test := range dbtest.DisturbedCommits() {
 			if strings.HasPrefix(name, "killed after") { // an error ends a packet: see TestAPacketStoppedAnywhere
@@ -434,9 +434,9 @@ func TestAPacketStoppedAnywhere(t *testing.T) {
 	})
 }
 
-// TestHandoffKilled: the packet is killed right after its COMMIT has been answered, and the next caller gives up.
-// What the packet may have locked does not stay so.
-func TestHandoffKilled(t *testing.T) {
+// TestAKilledHandoffLeavesNothingLocked: the packet is killed right after its COMMIT has been answered, and the
+// next caller gives up.
+func TestAKilledHandoffLeavesNothingLocked(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))
 		defer cancel()

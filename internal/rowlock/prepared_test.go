@@ -52,8 +52,8 @@ func (s *scratch) free(name string) bool {
 // many is how often a connection is used that stays.
 const many = 20
 
-// TestPrepared: on a session that stays, lock statements are prepared, once for all keys.
-func TestPrepared(t *testing.T) {
+// TestLockStatementsArePreparedOnASessionThatStays, once for all keys.
+func TestLockStatementsArePreparedOnASessionThatStays(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(nil), s.session()
 		for i, shared := range []bool{false, true} {
@@ -144,9 +144,9 @@ func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) 
 	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 }
 
-// TestUnprepared: where a statement cannot be prepared, or the server has forgotten
-// it, texts do, and it is not tried over and over.
-func TestUnprepared(t *testing.T) {
+// TestTextsDoWhereALockStatementCannotBePrepared, or the server has forgotten it, and it is not
+// tried over and over.
+func TestTextsDoWhereALockStatementCannotBePrepared(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		for name, c := range map[string]*preparing{

@@ -459,7 +459,7 @@ func (p *process) join(ctx context.Context, wait time.Duration, keys ...string) 
 	}, err
 }
 
-func TestJoin(t *testing.T) {
+func TestALeaseThatIsKnownLeavesTheJoiningTransactionAlive(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		s.lease("k", time.Hour)
@@ -552,7 +552,7 @@ func TestJoinKeepsItsTransactionAlive(t *testing.T) {
 	})
 }
 
-func TestUnsafeTopology(t *testing.T) {
+func TestAnUnsafeTopologyIsRefusedUnlessAllowed(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, unsafe := range []bool{false, true} {
 			p := s.process(func(cfg *strategy.Config) {
@@ -575,9 +575,9 @@ func TestUnsafeTopology(t *testing.T) {
 	})
 }
 
-// TestOptions: the transaction with the lock has the options, however it came to have the lock, and
-// the session's next transaction has none of them.
-func TestOptions(t *testing.T) {
+// TestATransactionWithTheLockHasItsOptions, however it came to have the lock, and the session's
+// next transaction has none of them.
+func TestATransactionWithTheLockHasItsOptions(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		s.Exec(s.Connect(), "CREATE TABLE "+s.Name+".t (v INT)")
@@ -644,9 +644,9 @@ type calledTx struct {
 func (tx calledTx) Commit() error   { tx.c.ended.Add(1); return tx.Tx.Commit() }
 func (tx calledTx) Rollback() error { tx.c.ended.Add(1); return tx.Tx.Rollback() }
 
-// TestByCalls: under a connector of the application's each transaction begins and ends by a call, also
-// where the lock is refused, or has to be waited for, and none is handed over.
-func TestByCalls(t *testing.T) {
+// TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls, also where the lock is refused, or has
+// to be waited for, and none is handed over.
+func TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute }), s.process(nil)
 		var begun, ended atomic.Int32
@@ -694,8 +694,8 @@ func TestByCalls(t *testing.T) {
 	})
 }
 
-// TestLockTells what a row says besides that it is locked: as text, and prepared.
-func TestLockTells(t *testing.T) {
+// TestALockTellsWhatElseItsRowSays: as text, and prepared.
+func TestALockTellsWhatElseItsRowSays(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, before := range []int{1, many} {
 			s.testLockTells(t, before)
@@ -809,9 +809,9 @@ func (s *scratch) pool(wrap func(plainConn) driver.Conn) *pool.Pool {
 	return p
 }
 
-// TestLateKill: a connection that a KILL may still hit is of no use any more, even
-// where the lock was granted before the KILL came.
-func TestLateKill(t *testing.T) {
+// TestAConnectionThatAKillMayHitIsNotReused, even where the lock was granted before the KILL
+// came.
+func TestAConnectionThatAKillMayHitIsNotReused(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.process(nil)
 		var kill atomic.Pointer[func()] // what the KILL of a round does
@@ -862,9 +862,8 @@ func (c failingKill) ExecContext(ctx context.Context, text string, args []driver
 	return c.plainConn.ExecContext(ctx, text, args)
 }
 
-// TestFailingKill: a caller that has given up leaves no waiter on the server, although the
-// first KILLs fail.
-func TestFailingKill(t *testing.T) {
+// TestGivingUpLeavesNoWaiterAlthoughKillsFail at first.
+func TestGivingUpLeavesNoWaiterAlthoughKillsFail(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var until atomic.Pointer[time.Time]
 		control := s.pool(func(c plainConn) driver.Conn { return failingKill{c, &until} })

@@ -156,7 +156,7 @@ func TestReadersSideBySide(t *testing.T) {
 	})
 }
 
-func TestSharedExcludes(t *testing.T) {
+func TestASharedLockExcludesWhoeverWantsTheKeyAlone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		for _, b := range []*process{p, other} { // in the process's own queue, and in the server
@@ -202,7 +202,7 @@ func TestSharedExcludes(t *testing.T) {
 	})
 }
 
-func TestLabel(t *testing.T) {
+func TestAnErrorNamesTheLabelInPlaceOfTheKeys(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := p.hold(rowlock.Request{Keys: exclusive("a", "b")})
@@ -216,9 +216,8 @@ func TestLabel(t *testing.T) {
 	})
 }
 
-// TestMixedKeys: each is locked as it was asked for, however the statement comes
-// to run.
-func TestMixedKeys(t *testing.T) {
+// TestEachKeyIsLockedAsItWasAskedFor, however the statement comes to run.
+func TestEachKeyIsLockedAsItWasAskedFor(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		keys := []rowlock.Key{{Name: "a", Shared: true}, {Name: "b"}, {Name: "c", Shared: true}}
@@ -331,9 +330,9 @@ func TestReadersQueueUp(t *testing.T) {
 	})
 }
 
-// TestSharedDeadlock: the server sees one between two who hold a key shared and
-// want it for themselves, and between two who join crosswise.
-func TestSharedDeadlock(t *testing.T) {
+// TestTheServerSeesADeadlockOfTwoWhoShare: between two who hold a key shared and want it for
+// themselves, and between two who join crosswise.
+func TestTheServerSeesADeadlockOfTwoWhoShare(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		var both sync.WaitGroup

@@ -72,9 +72,9 @@ func (s *scratch) big() {
 	s.Exec(c, "ANALYZE TABLE "+s.table.String())
 }
 
-// TestOneSlot: one row is locked and no other, which the caller is told, in a
-// table of few rows and of many.
-func TestOneSlot(t *testing.T) {
+// TestOneSlotIsLockedAndNoOtherRow, which the caller is told, in a table of few rows and of
+// many.
+func TestOneSlotIsLockedAndNoOtherRow(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(4)
@@ -313,8 +313,8 @@ func TestSlotWaitIsOne(t *testing.T) {
 	})
 }
 
-// TestFreeSlot: one that is neither locked nor leased, nor excepted.
-func TestFreeSlot(t *testing.T) {
+// TestAFreeSlotIsNeitherLockedNorLeased, nor excepted.
+func TestAFreeSlotIsNeitherLockedNorLeased(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows, all := slots(4), []int{0, 1, 2, 3}
@@ -461,8 +461,8 @@ func TestSlotsChangeInUse(t *testing.T) {
 	})
 }
 
-// TestLeasedSlots are passed over, and waited for where no other is free.
-func TestLeasedSlots(t *testing.T) {
+// TestLeasedSlotsArePassedOver, and waited for where no other is free.
+func TestLeasedSlotsArePassedOver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(3)
@@ -512,8 +512,7 @@ func TestLeasedSlots(t *testing.T) {
 	})
 }
 
-// TestSlotsVanish: rows that a clean-up has removed are made again.
-func TestSlotsVanish(t *testing.T) {
+func TestSlotsThatACleanUpHasRemovedAreMadeAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(4)
@@ -565,7 +564,7 @@ func TestSlotsVanish(t *testing.T) {
 	})
 }
 
-func TestJoinSlot(t *testing.T) {
+func TestAJoinLocksOneFreeSlotOrNone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(2)
@@ -952,9 +951,8 @@ func TestSlotsOfAKilledProcess(t *testing.T) {
 	})
 }
 
-// TestSlotsJoin: who has a slot and asks again joins, as far as that slot is one
-// of those that are asked for.
-func TestSlotsJoin(t *testing.T) {
+// TestWhoHasASlotAndAsksAgainJoins, as far as that slot is one of those that are asked for.
+func TestWhoHasASlotAndAsksAgainJoins(t *testing.T) {
 	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
 		db, other := s.Handle(), s.Handle()
 		taken := func(n int) (taken int) { // of n slots

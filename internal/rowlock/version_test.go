@@ -24,9 +24,9 @@ func (s *scratch) versioned(p *process, all, some []string) {
 	}
 }
 
-// TestVersioned: the caller is told which rows are, of those that it has locked
-// for itself, however the statement came to run.
-func TestVersioned(t *testing.T) {
+// TestTheCallerIsToldWhichLockedRowsAreVersioned, of those that it has locked for itself,
+// however the statement came to run.
+func TestTheCallerIsToldWhichLockedRowsAreVersioned(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		s.versioned(p, []string{"a", "b", "c", "d"}, []string{"a", "b", "d"})
@@ -83,9 +83,9 @@ func TestVersioned(t *testing.T) {
 	})
 }
 
-// TestRaise: tokens go one step, and no other row is touched or locked, whatever
-// the session is like.
-func TestRaise(t *testing.T) {
+// TestARaiseMovesTokensOneStepAndNothingElse: no other row is touched or locked, whatever the
+// session is like.
+func TestARaiseMovesTokensOneStepAndNothingElse(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		all := []string{"a", "b", "c", "d", "e"}

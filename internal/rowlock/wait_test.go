@@ -246,9 +246,9 @@ func (b *breaker) ConnQueryContext(ctx context.Context, c driver.QueryerContext,
 	return ctx, rows, err
 }
 
-// TestWaitsOn: a caller whose connection was lost before it waited has waited on: its statement
-// says since when, and so does its error.
-func TestWaitsOn(t *testing.T) {
+// TestAWaitGoesOnAfterALostConnection: a caller whose connection was lost before it waited has
+// waited on: its statement says since when, and so does its error.
+func TestAWaitGoesOnAfterALostConnection(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		held := stock.Acquire(t, s.Handle(), "k", lockctx.Slots(1))
 		defer held.Rollback()

@@ -43,7 +43,7 @@ func (s *scratch) wantNoTransaction(c driver.Conn) {
 	s.Exec(other, "DELETE FROM "+probe)
 }
 
-func TestClean(t *testing.T) {
+func TestCleanRemovesOnlyRowsThatNobodyUses(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open() // in no database
 		s.setup(c)
@@ -155,9 +155,8 @@ func (c *stopBefore) QueryContext(ctx context.Context, text string, args []drive
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 }
 
-// TestCleanFails: whatever goes wrong, nothing is removed, and no transaction is
-// left open.
-func TestCleanFails(t *testing.T) {
+// TestACleanUpThatFailsRemovesNothing, whatever goes wrong, and leaves no transaction open.
+func TestACleanUpThatFailsRemovesNothing(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		root := s.open()
 		s.setup(root)
@@ -206,8 +205,8 @@ func (s *scratch) wantUntouched(c driver.Conn) {
 	}
 }
 
-// TestCleanMany: the size of one run is bounded, with the longest of keys.
-func TestCleanMany(t *testing.T) {
+// TestOneRunOfACleanUpIsBounded, with the longest of keys.
+func TestOneRunOfACleanUpIsBounded(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
@@ -231,9 +230,8 @@ func TestCleanMany(t *testing.T) {
 	})
 }
 
-// TestCleanTogether: two clean-ups and row locks on the same rows end without a
-// deadlock.
-func TestCleanTogether(t *testing.T) {
+// TestCleanUpsAndRowLocksEndWithoutADeadlock on the same rows.
+func TestCleanUpsAndRowLocksEndWithoutADeadlock(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)

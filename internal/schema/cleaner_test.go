@@ -73,9 +73,9 @@ func TestCleanBesideNewRows(t *testing.T) {
 	})
 }
 
-// TestCleanVanishes: when the host of a clean-up vanishes with rows locked, new rows
-// are made as if nothing was, and the locked ones are free soon.
-func TestCleanVanishes(t *testing.T) {
+// TestACleanUpWhoseHostVanishesHoldsNobodyUp, although it has rows locked: new rows are made as
+// if nothing was, and the locked ones are free soon.
+func TestACleanUpWhoseHostVanishesHoldsNobodyUp(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
@@ -105,9 +105,9 @@ func TestCleanVanishes(t *testing.T) {
 	})
 }
 
-// TestCleanBusy: a high-water mark that somebody has locked for long is told from a table with
-// nothing to remove.
-func TestCleanBusy(t *testing.T) {
+// TestALockedHighWaterMarkIsNoEmptyTable: one that somebody has locked for long is told from a
+// table with nothing to remove.
+func TestALockedHighWaterMarkIsNoEmptyTable(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c, other := s.open(), s.open()
 		s.setup(c)
@@ -132,9 +132,9 @@ func TestCleanBusy(t *testing.T) {
 	})
 }
 
-// TestCleaningMark: the mark of a clean-up says for some seconds that one is under way,
-// also where the server's clock was set back since then.
-func TestCleaningMark(t *testing.T) {
+// TestAMarkTellsOfACleanUpUnderWay, for some seconds, also where the server's clock was set
+// back since then.
+func TestAMarkTellsOfACleanUpUnderWay(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)
@@ -194,8 +194,8 @@ func TestCleanGoesOn(t *testing.T) {
 	})
 }
 
-// TestCleanLarge is a clean-up of as many rows as CLEAN_ROWS says.
-func TestCleanLarge(t *testing.T) {
+// TestACleanUpRemovesAsManyRowsAsThereAre: CLEAN_ROWS says how many.
+func TestACleanUpRemovesAsManyRowsAsThereAre(t *testing.T) {
 	rows, err := strconv.Atoi(os.Getenv("CLEAN_ROWS"))
 	if err != nil {
 		t.Skip("CLEAN_ROWS says how many rows it is to be tried with")

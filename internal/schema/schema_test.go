@@ -44,7 +44,7 @@ const (
 	upgradedRows = highWaterRow + ",app a 0 1970-01-01 00:00:00.000000 0,app b 0 1970-01-01 00:00:00.000000 0"
 )
 
-func TestEnsure(t *testing.T) {
+func TestTheTableIsMadeOnceWithItsHighWaterMark(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		for range 2 {
@@ -57,7 +57,7 @@ func TestEnsure(t *testing.T) {
 	})
 }
 
-func TestUpgrade(t *testing.T) {
+func TestATableOfTheFirstFormIsUpgraded(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.firstForm()
 		c := s.open()
@@ -71,7 +71,7 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-func TestUpgradeTogether(t *testing.T) {
+func TestManyMakeOrUpgradeTheTableTogether(t *testing.T) {
 	for _, from := range []string{"nothing", "first form"} {
 		t.Run(from, func(t *testing.T) {
 			dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
@@ -99,8 +99,8 @@ func TestUpgradeTogether(t *testing.T) {
 	}
 }
 
-// TestByHand runs what the errors say, with the rights that they ask for.
-func TestByHand(t *testing.T) {
+// TestWhatErrorsSayMakesTheTableByHand, with the rights that they ask for.
+func TestWhatErrorsSayMakesTheTableByHand(t *testing.T) {
 	for _, from := range []string{"nothing", "first form"} {
 		t.Run(from, func(t *testing.T) {
 			dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
@@ -136,7 +136,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-func TestNoInnoDB(t *testing.T) {
+func TestALockTableOutsideInnoDBIsUnsafe(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.Exec(c, strings.ReplaceAll(s.table.DDL(), "InnoDB", "MyISAM"))
@@ -153,7 +153,7 @@ func TestNoInnoDB(t *testing.T) {
 	})
 }
 
-func TestLive(t *testing.T) {
+func TestALeaseWithAnOwnerIsLiveUntilItExpires(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		s.setup(c)

@@ -59,7 +59,7 @@ func TestAPanicIsALostConnection(t *testing.T) {
 	}
 }
 
-func TestStreams(t *testing.T) {
+func TestGaleraStreamsInMariaDBFrom10_4Only(t *testing.T) {
 	for _, test := range []struct {
 		info server.Info
 		want bool

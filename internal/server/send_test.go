@@ -87,9 +87,10 @@ func (c first) QueryContext(ctx context.Context, text string, args []driver.Name
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text[:len(text)-len("; SELECT 2")], args)
 }
 
-// TestTakesPackets: the guard of the server's flavour is found to stop a text and to let one pass; a guard that does not,
-// a connection without the flag, and what hides answers are found out, and the connection goes on.
-func TestTakesPackets(t *testing.T) {
+// TestAGuardThatStopsNoTextIsFoundOut: the guard of the server's flavour is found to stop a text and to let one
+// pass; a guard that does not, a connection without the flag, and what hides answers are found out, and the
+// connection goes on.
+func TestAGuardThatStopsNoTextIsFoundOut(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, d *scratch) {
 		plain, conn := d.Connect(), d.Connect(several)
 		info, err := server.Probe(t.Context(), plain)

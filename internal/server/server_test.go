@@ -33,8 +33,8 @@ func newScratch(d *dbtest.Database) *scratch {
 	return s
 }
 
-// TestProbe: what Probe finds is what the server says when it is asked for each.
-func TestProbe(t *testing.T) {
+// TestProbeFindsWhatTheServerSaysOfItself when it is asked for each.
+func TestProbeFindsWhatTheServerSaysOfItself(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		info, err := server.Probe(t.Context(), s.conn)
 		dbtest.OK(t, err)
@@ -69,8 +69,7 @@ func TestProbe(t *testing.T) {
 	})
 }
 
-// TestProbeDenied: Probe needs no privilege.
-func TestProbeDenied(t *testing.T) {
+func TestProbeNeedsNoPrivilege(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		user := "u_" + dbtest.Random()
 		s.Exec(s.conn, "CREATE USER "+user)
@@ -85,9 +84,8 @@ func TestProbeDenied(t *testing.T) {
 	})
 }
 
-// TestErrors: errors of real servers are taken for what they mean, and for nothing
-// else.
-func TestErrors(t *testing.T) {
+// TestErrorsOfServersAreTakenForWhatTheyMean, and for nothing else.
+func TestErrorsOfServersAreTakenForWhatTheyMean(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		ctx := dbtest.Limited(t)
 		a, b := s.Connect(), s.Connect()
@@ -181,8 +179,8 @@ func TestErrors(t *testing.T) {
 	})
 }
 
-// TestGone: what the server has ended is gone, and not what only failed.
-func TestGone(t *testing.T) {
+// TestOnlyWhatTheServerHasEndedIsGone, and not what only failed.
+func TestOnlyWhatTheServerHasEndedIsGone(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.Connect()
 		s.Exec(s.conn, "KILL "+s.One(c, "SELECT CONNECTION_ID()"))
@@ -197,8 +195,8 @@ func TestGone(t *testing.T) {
 	})
 }
 
-// TestQuery: all result sets are read, NULL is "", and no rows are told from no result.
-func TestQuery(t *testing.T) {
+// TestQueryReadsAllResultSets; NULL is "", and no rows are told from no result.
+func TestQueryReadsAllResultSets(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.Connect(dbtest.With("multiStatements=true"))
 		for text, want := range map[string]string{
@@ -225,8 +223,7 @@ func TestQuery(t *testing.T) {
 	})
 }
 
-// TestPlainDriver: a driver that knows nothing but Prepare does.
-func TestPlainDriver(t *testing.T) {
+func TestADriverThatOnlyPreparesIsEnough(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := struct{ driver.Conn }{s.conn}
 		rows, err := server.Query(t.Context(), c, "SELECT id, NULL FROM n ORDER BY id")
@@ -241,9 +238,9 @@ func TestPlainDriver(t *testing.T) {
 	})
 }
 
-// TestUp: the seconds that a server tells are up to one more than it has been up, so a connection
-// that is older than a restart is never taken for one after it.
-func TestUp(t *testing.T) {
+// TestAnOldConnectionIsNotTakenForANewOne: the seconds that a server tells are up to one more
+// than it has been up, so one that is older than a restart is never taken for one after it.
+func TestAnOldConnectionIsNotTakenForANewOne(t *testing.T) {
 	for _, test := range []struct{ age, needs time.Duration }{
 		{0, 0},
 		{1, time.Second},

@@ -8,8 +8,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// TestReadWaits reads a text back as servers show it: whole, or cut off.
-func TestReadWaits(t *testing.T) {
+// TestWaitsAreReadFromTextsOfTheServer as it shows them: whole, or cut off.
+func TestWaitsAreReadFromTextsOfTheServer(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"SELECT /* mysqllock waits 20 ms */ GET_LOCK('a', 1)":                 20 * time.Millisecond,
 		"/* mysqllock 12ab waits 0 ms */ CALL p()":                            0,

@@ -31,7 +31,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-func TestLookAllocates(t *testing.T) {
+func TestALookAtAStatementAllocatesNothing(t *testing.T) {
 	for _, c := range common {
 		if n := testing.AllocsPerRun(100, func() { Look(c.query) }); n != 0 {
 			t.Errorf("%s: %v allocations", c.name, n)

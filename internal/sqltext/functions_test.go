@@ -107,9 +107,9 @@ func (s *scratch) resolves(t *testing.T, name string) bool {
 	return false
 }
 
-// TestBuiltins: no server takes a word that Look knows for the name of a stored
-// function, and all take others for that.
-func TestBuiltins(t *testing.T) {
+// TestNoServerTakesABuiltinForAStoredFunction where Look knows the word, and all take others
+// for that.
+func TestNoServerTakesABuiltinForAStoredFunction(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		known := keywords + functions + onlyMySQL
 		if s.Flavour == tempserver.MariaDB {
@@ -131,8 +131,7 @@ func TestBuiltins(t *testing.T) {
 	})
 }
 
-// TestFunctions: Look sees where a query writes by a function of that name.
-func TestFunctions(t *testing.T) {
+func TestLookSeesAWriteByAStoredFunction(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.db, "CREATE TABLE log (id INT)")
 		for _, name := range []string{"f", "now"} {

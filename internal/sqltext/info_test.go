@@ -2,7 +2,7 @@ package sqltext
 
 import "testing"
 
-func TestChanges(t *testing.T) {
+func TestLookSeesWhatATextMayChange(t *testing.T) {
 	for want, queries := range map[Changes][]string{
 		ChangesNothing: {
 			"SELECT 1", "SELECT stock FROM p WHERE id = ?", "select max(a) from t for update", "SHOW TABLES",
@@ -42,8 +42,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestFlags: what depends on what the connection did before, and the like.
-func TestFlags(t *testing.T) {
+// TestLookSeesWhatDependsOnTheConnection: on what it did before, and the like.
+func TestLookSeesWhatDependsOnTheConnection(t *testing.T) {
 	for _, flag := range []struct {
 		name string
 		of   func(Info) bool
@@ -92,7 +92,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-func TestVerb(t *testing.T) {
+func TestTheVerbIsThatOfTheFirstWrite(t *testing.T) {
 	for q, want := range map[string]string{
 		"update t set a = 1": "UPDATE", " /* c */ (SELECT 1)": "SELECT", "SELECT 1; DELETE FROM t; INSERT t VALUES (1)": "DELETE",
 		"WITH x AS (SELECT 1) DELETE FROM t": "DELETE", "": "", "?": "", "COMMIT": "COMMIT", "SELECT 'UPDATE'": "SELECT",

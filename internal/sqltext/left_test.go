@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// TestLeft: what there is on a connection after texts, one after the other, that are joined
-// by a bar here. One with ! in front fails, one with ? is a query of whose statements the
-// first has run.
-func TestLeft(t *testing.T) {
+// TestTextsLeaveOnAConnectionWhatNoneTakesBack: what there is on a connection after texts, one
+// after the other, that are joined by a bar here. One with ! in front fails, one with ? is a
+// query of whose statements the first has run.
+func TestTextsLeaveOnAConnectionWhatNoneTakesBack(t *testing.T) {
 	const names = "SET NAMES, for which the DSN has charset="
 	for texts, want := range map[string]string{
 		"SELECT 1": "", "INSERT INTO t VALUES (1)": "", "BEGIN": "", "COMMIT": "", "CREATE TABLE t (a INT)": "", "LOAD DATA INFILE 'x' INTO TABLE t": "",

@@ -2,7 +2,7 @@ package sqltext
 
 import "testing"
 
-func TestSavepoint(t *testing.T) {
+func TestOnlyPlainSavepointsAreRead(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"SAVEPOINT a", "set a"},
 		{" savepoint `A b` ; ", "set a b"},

@@ -107,9 +107,8 @@ var takeNone = []struct {
 	{query: "CREATE TEMPORARY TABLE made (a INT(11)) SELECT id FROM t WHERE id = 1"},
 }
 
-// TestSnapshots: whatever takes a snapshot, Look says so, and it does not where
-// everyday statements take none.
-func TestSnapshots(t *testing.T) {
+// TestLookSaysWhateverTakesASnapshot, and does not where everyday statements take none.
+func TestLookSaysWhateverTakesASnapshot(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, text := range []string{
 			"CREATE TABLE logged (id INT)",

@@ -224,7 +224,7 @@ var sets = []look{
 	{"SET STATEMENT a=1; COMMIT", "Commits"},
 }
 
-func TestLook(t *testing.T) {
+func TestLookSeesWhatStatementsDo(t *testing.T) {
 	for name, rows := range map[string][]look{
 		"queries": queries, "locking reads": lockingReads, "with": withs, "writes": writes, "set": sets,
 		"commits": commits, "functions": calling, "several": several, "comments": comments, "quotes": quotes,
@@ -233,8 +233,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestOnlyCounts: what an UPDATE or a DELETE means is known at a glance if nothing in it can mean more.
-func TestOnlyCounts(t *testing.T) {
+// TestAPlainUpdateOrDeleteIsKnownAtAGlance: one in which nothing can mean more.
+func TestAPlainUpdateOrDeleteIsKnownAtAGlance(t *testing.T) {
 	for query, want := range map[string]bool{
 		"UPDATE p SET stock = stock + 1 WHERE id = 1":                    true,
 		"update `products` set `stock`=?,`updated_at`=?\nwhere `id` = ?": true,

@@ -30,9 +30,9 @@ func (s State) String() string {
 	return strings.Join(words, "|")
 }
 
-// TestStates: what a text that runs through does to a connection on which nothing is
-// open, on which a transaction is, and whose autocommit is off.
-func TestStates(t *testing.T) {
+// TestATextMovesAConnectionFromStateToState: what a text that runs through does to a connection
+// on which nothing is open, on which a transaction is, and whose autocommit is off.
+func TestATextMovesAConnectionFromStateToState(t *testing.T) {
 	const keeps = "idle, open, manual"
 	for query, want := range map[string]string{
 		"SELECT 1":                            keeps,
@@ -192,8 +192,7 @@ func stateOf(t *testing.T, conn *sql.Conn) State {
 	return Open
 }
 
-// TestLevels: isolation levels that are set as text.
-func TestLevels(t *testing.T) {
+func TestIsolationLevelsThatTextsSetAreSeen(t *testing.T) {
 	type levels struct{ session, next Levels }
 	for query, want := range map[string]levels{
 		"SELECT 1":                                                           {},
@@ -282,8 +281,7 @@ func readsCommitted(t *testing.T, others *sql.DB, conn *sql.Conn) bool {
 	return before != after
 }
 
-// TestQuiet: what is known at a glance is as Look sees it.
-func TestQuiet(t *testing.T) {
+func TestAGlanceSeesWhatLookSees(t *testing.T) {
 	for _, query := range []string{
 		"SELECT 1", "select * from t where id = ?", "INSERT INTO `t` (`a`) VALUES (?)", "UPDATE t SET locked_at = NOW()",
 		"DELETE FROM t", "REPLACE INTO t VALUES (1)", "SELECT user_id, created_at, `group` FROM line_items",

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestWrites: all tables that a text writes are asked for.
-func TestWrites(t *testing.T) {
+func TestAllTablesThatATextWritesAreAskedFor(t *testing.T) {
 	for _, c := range []struct{ query, tables string }{
 		{"INSERT INTO t VALUES (1)", "t"},
 		{"insert ignore t(a) values (1)", "t"},

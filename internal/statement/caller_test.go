@@ -67,8 +67,9 @@ func (c calledConn) ExecContext(_ context.Context, _ string, _ []driver.NamedVal
 	return nil, c.note()
 }
 
-// TestForQueue: a connection is for whoever stands in the queue if all that may be open were in use.
-func TestForQueue(t *testing.T) {
+// TestConnectionsAreForTheQueueWhenAllAreUsed: a new one is for whoever stands in the queue if all
+// that may be open were in use.
+func TestConnectionsAreForTheQueueWhenAllAreUsed(t *testing.T) {
 	ctx := t.Context()
 	k := called{make(chan bool, 2), new([]asked), make(chan error)}
 	db := sql.OpenDB(k)
@@ -99,10 +100,10 @@ func TestForQueue(t *testing.T) {
 	}
 }
 
-// TestRetried: database/sql tries a statement of a handle again, but not one of a sql.Conn or
-// of a sql.Tx, and not a prepared one. In a callback of sql.Conn.Raw that of another handle is
-// none of the sql.Conn.
-func TestRetried(t *testing.T) {
+// TestOnlyStatementsOfAHandleAreTriedAgain by database/sql: not those of a sql.Conn or of a
+// sql.Tx, and no prepared ones. In a callback of sql.Conn.Raw that of another handle is none of
+// the sql.Conn.
+func TestOnlyStatementsOfAHandleAreTriedAgain(t *testing.T) {
 	ctx := t.Context()
 	k := called{make(chan bool, 2), new([]asked), make(chan error)}
 	close(k.waits)

@@ -8,8 +8,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 )
 
-// TestJoins: a statement joins only if no byte of it can reach into what stands beside it.
-func TestJoins(t *testing.T) {
+// TestNoStatementJoinsThatCanReachIntoTheNext: it joins only if no byte of it can reach into
+// what stands beside it.
+func TestNoStatementJoinsThatCanReachIntoTheNext(t *testing.T) {
 	for text, want := range map[string]bool{
 		"UPDATE p SET stock = stock - 1 WHERE id = 1": true,
 		"update `p` set `stock` = ? where `id` = ?":   true,

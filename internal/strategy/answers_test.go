@@ -127,9 +127,8 @@ func tally(callers, times int, ask func() error) map[string]int {
 	return told
 }
 
-// TestAnswers: what a caller is told that gets no lock, by what has become of the server and of the
-// connections.
-func TestAnswers(t *testing.T) {
+// TestACallerWithoutALockIsToldWhy, by what has become of the server and of the connections.
+func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 	const brief = 300 * time.Millisecond
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		holders := s.Handle("lockMaxConns=100")

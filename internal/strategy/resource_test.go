@@ -29,9 +29,9 @@ func resource(key, row string, traits strategy.Traits, kind hint.Kind) strategy.
 	return strategy.Resource{Lock: hint.Lock{Key: key, Kind: kind}, Traits: traits, Row: row}
 }
 
-// TestMerge: what is kept at the same row and space is locked once, as strictly as any of those
-// that ask for it.
-func TestMerge(t *testing.T) {
+// TestWhatIsKeptAtTheSameRowIsLockedOnce, if the space is the same, too, as strictly as any of
+// those that ask for it.
+func TestWhatIsKeptAtTheSameRowIsLockedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		resources []strategy.Resource
 		want      string
@@ -66,8 +66,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestNaming: errors name the caller's keys, each once and sorted, not the rows.
-func TestNaming(t *testing.T) {
+// TestErrorsNameTheCallersKeysNotTheRows: each once, and sorted.
+func TestErrorsNameTheCallersKeysNotTheRows(t *testing.T) {
 	resources := []strategy.Resource{resource("b", "1", row, hint.Kind{}), resource("a", "2", row, hint.Kind{}), resource("b", "1", optimistic, hint.Kind{})}
 	err := strategy.Naming(fmt.Errorf("around: %w", &lockerr.Error{Key: "1, 2", Err: lockerr.ErrLocked}), resources)
 	var e *lockerr.Error
@@ -80,8 +80,7 @@ func TestNaming(t *testing.T) {
 	dbtest.Equal(t, "%q", strategy.Label(resources[:1]), "b")
 }
 
-// TestExplain: why a lock was not taken, as callers see it.
-func TestExplain(t *testing.T) {
+func TestAnErrorExplainsWhyALockWasNotTaken(t *testing.T) {
 	terms := strategy.Terms{Strategy: hint.StrategyRow, Grants: "SELECT", Writes: "nothing can be locked"}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -12,8 +12,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestRunning: nobody enters once a strategy is closed, whose close waits for those who are in.
-func TestRunning(t *testing.T) {
+// TestNobodyEntersAClosedStrategy, whose close waits for those who are in.
+func TestNobodyEntersAClosedStrategy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := strategy.NewRunning()
 		dbtest.OK(t, r.Enter())

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// TestClock steps the clock of a server that runs. Its time of day follows at once, on
-// connections that are there, too. What the server waits for, and ends by itself, takes
-// as long as ever where the clock was set before. The clock outlasts a restart.
-func TestClock(t *testing.T) {
+// TestASteppedClockIsFollowedAtOnce: the time of day of a server that runs, on connections that
+// are there, too. What the server waits for, and ends by itself, takes as long as ever where
+// the clock was set before. The clock outlasts a restart.
+func TestASteppedClockIsFollowedAtOnce(t *testing.T) {
 	forEach(t, func(t *testing.T, b Binary) {
 		s := startWithClock(t, b)
 		db := open(t, s)
@@ -71,8 +71,8 @@ func TestClock(t *testing.T) {
 	})
 }
 
-// A clock cannot be had without a compiler, and the error says what brings one.
-func TestNoClock(t *testing.T) {
+// TestAClockCannotBeHadWithoutACompiler, and the error says what brings one.
+func TestAClockCannotBeHadWithoutACompiler(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv("CC", "no-such-compiler")

@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// TestCluster has a node die, and come back with what it has missed. The tests of
-// package clusters have the other kinds and faults.
-func TestCluster(t *testing.T) {
+// The tests of package clusters have the other kinds and faults.
+func TestADeadNodeComesBackWithWhatItMissed(t *testing.T) {
 	RequireCluster(t, Galera)
 	began := time.Now()
 	c, err := StartCluster(t.Context(), Galera)
@@ -87,8 +86,7 @@ func TestClusterStarterDies(t *testing.T) {
 	nothingLeft(t)
 }
 
-// TestRequireCluster: what is missing is a reason to skip, but not in CI.
-func TestRequireCluster(t *testing.T) {
+func TestAMissingClusterSkipsTestsButNotInCI(t *testing.T) {
 	t.Setenv("MYSQLLOCK_GALERA", "/nowhere/libgalera_smm.so")
 	for ci, want := range map[string]string{"": "skip: ", "true": "fail: "} {
 		t.Setenv("CI", ci)

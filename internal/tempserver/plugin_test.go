@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// A server that lacks a plugin would start without it: what a test expects of the
-// plugin would fail later, and say nothing of the reason.
-func TestMissingPlugin(t *testing.T) {
+// It would start without the plugin: what a test expects of that would fail later, and say
+// nothing of the reason.
+func TestAServerThatLacksAPluginDoesNotStart(t *testing.T) {
 	forEach(t, func(t *testing.T, b Binary) {
 		t.Setenv("TMPDIR", t.TempDir())
 		for _, option := range []string{

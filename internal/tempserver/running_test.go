@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// With MYSQLLOCK_TEST_DSN tests get that server, unless they need one of their own,
-// or one that is set otherwise.
-func TestRunning(t *testing.T) {
+// TestARunningServerIsTakenUnlessItDiffers: that of MYSQLLOCK_TEST_DSN, unless tests need one
+// of their own, or one that is set otherwise.
+func TestARunningServerIsTakenUnlessItDiffers(t *testing.T) {
 	forEach(t, func(t *testing.T, b Binary) {
 		s := start(t, b, "--lock-wait-timeout=7")
 		t.Setenv(testDSN, s.DSN(""))
@@ -82,8 +82,8 @@ func (s *skipper) Skip(args ...any) {
 	panic("skipped")
 }
 
-// TestChosenServers: MYSQLLOCK_TEST_SERVERS says how many servers tests run on.
-func TestChosenServers(t *testing.T) {
+// TestTheEnvironmentSaysOnHowManyServersTestsRun, by MYSQLLOCK_TEST_SERVERS.
+func TestTheEnvironmentSaysOnHowManyServersTestsRun(t *testing.T) {
 	t.Setenv("CI", "true")
 	all := RequireOwn(t)
 	for text, want := range map[string]int{"": len(all), "1": 1, "2": 2, "9": len(all), "-1": 0, "MySQL": 0} {

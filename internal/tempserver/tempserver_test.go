@@ -135,7 +135,7 @@ func refused(addr string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-func TestStart(t *testing.T) {
+func TestAServerStartsAsAskedAndLeavesNothing(t *testing.T) {
 	on(t, RequireOwn(t), func(t *testing.T, b Binary) {
 		s := start(t, b, "--lock-wait-timeout=7")
 		if got := query(t, s, "SELECT VERSION()"); got != s.Version() {
@@ -270,7 +270,7 @@ func TestRestartKeepsData(t *testing.T) {
 	})
 }
 
-func TestPause(t *testing.T) {
+func TestAPausedServerAnswersAfterItsResume(t *testing.T) {
 	onOne(t, func(t *testing.T, b Binary) {
 		s := start(t, b)
 		db := open(t, s)
@@ -304,7 +304,7 @@ func TestPause(t *testing.T) {
 	})
 }
 
-func TestStartFails(t *testing.T) {
+func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
 	forEach(t, func(t *testing.T, b Binary) {
 		t.Setenv("TMPDIR", t.TempDir())
 		_, err := Start(t.Context(), b, "--no-such-option=1")
@@ -333,8 +333,8 @@ func TestStartFails(t *testing.T) {
 	})
 }
 
-// TestConcurrentUse is for the race detector.
-func TestConcurrentUse(t *testing.T) {
+// TestAServerMayBeUsedConcurrently is for the race detector.
+func TestAServerMayBeUsedConcurrently(t *testing.T) {
 	onOne(t, func(t *testing.T, b Binary) {
 		s := start(t, b)
 		var wg sync.WaitGroup
@@ -355,8 +355,8 @@ func TestConcurrentUse(t *testing.T) {
 	})
 }
 
-// TestParentDies kills processes that have started a server.
-func TestParentDies(t *testing.T) {
+// TestAServerEndsWithTheProcessThatStartedIt, however that is killed.
+func TestAServerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see processes")
 	}
@@ -503,7 +503,7 @@ func program(t *testing.T, name, line string) string {
 	return path
 }
 
-func TestFind(t *testing.T) {
+func TestServersAreFoundOnPathAndInTheEnvironment(t *testing.T) {
 	mysqld := program(t, "mysqld", "mysqld  Ver 8.0.99-1 for Linux on x86_64 ((Debian))")
 	disguised := program(t, "mysqld", "mysqld  Ver 10.11.99-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64")
 	missing := filepath.Join(t.TempDir(), "mysqld")
@@ -548,7 +548,7 @@ func (r *recorder) Logf(string, ...any) { r.last = "log" }
 func (r *recorder) Fatal(args ...any)   { r.last = "fail: " + fmt.Sprint(args...) }
 func (r *recorder) Skip(args ...any)    { r.last = "skip: " + fmt.Sprint(args...) }
 
-func TestRequire(t *testing.T) {
+func TestAMissingServerSkipsTestsButNotInCI(t *testing.T) {
 	t.Setenv("MYSQLLOCK_MARIADBD", "")
 	t.Setenv("MYSQLLOCK_MARIADB118", "")
 	mysql, mariadb, newest := Binary{Flavour: MySQL}, Binary{Flavour: MariaDB, Version: "10.11.99"}, Binary{Flavour: MariaDB, Version: "11.8.99"}
@@ -579,9 +579,8 @@ func TestRequire(t *testing.T) {
 	}
 }
 
-// TestRequireWithout: CI goes without MariaDB 11.8 where it is told to, and where
-// another MariaDB is to be the only one.
-func TestRequireWithout(t *testing.T) {
+// TestCIGoesWithoutMariaDB11_8WhenTold, and where another MariaDB is to be the only one.
+func TestCIGoesWithoutMariaDB11_8WhenTold(t *testing.T) {
 	t.Setenv("CI", "true")
 	for _, env := range []struct{ name, value string }{{"MYSQLLOCK_MARIADB118", "0"}, {"MYSQLLOCK_MARIADBD", "/other/mariadbd"}} {
 		t.Run(env.name, func(t *testing.T) {
@@ -595,7 +594,7 @@ func TestRequireWithout(t *testing.T) {
 	}
 }
 
-func TestEachFlavour(t *testing.T) {
+func TestTheFirstServerOfEachFlavourIsTaken(t *testing.T) {
 	mysql, old, newer := Binary{Name: "MySQL", Flavour: MySQL}, Binary{Name: "MariaDB", Flavour: MariaDB}, Binary{Name: "MariaDB 11.8", Flavour: MariaDB}
 	for _, test := range []struct{ found, want []Binary }{
 		{nil, nil},

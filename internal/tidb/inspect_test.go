@@ -38,8 +38,7 @@ func (s scratch) look(i *inspect.Inspector, f inspect.Filter) *inspect.Lock {
 	return &snap.Locks[0]
 }
 
-// TestDoctor says which strategies hold.
-func TestDoctor(t *testing.T) {
+func TestDoctorSaysWhichStrategiesHold(t *testing.T) {
 	s := newScratch(t)
 	dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), s.handle(), "k", func(context.Context) error { return nil }))
 	for param, unsafe := range map[string][]string{
@@ -176,8 +175,8 @@ func TestRowLockIsNotShown(t *testing.T) {
 	}
 }
 
-// TestCleanUp removes what nobody uses, and no token goes back.
-func TestCleanUp(t *testing.T) {
+// TestCleanUpRemovesOnlyWhatNobodyUses, and no token goes back.
+func TestCleanUpRemovesOnlyWhatNobodyUses(t *testing.T) {
 	s := newScratch(t)
 	db, i := s.handle(), s.inspector(s.dsn)
 	ctx := dbtest.Limited(t)

@@ -80,9 +80,9 @@ func (s scratch) counted(n int) {
 
 const steal = "UPDATE mysqllock SET token = token + 1, owner = NULL WHERE name = 'k'"
 
-// TestStolenLease: a holder whose lease is released by force commits nothing, whether it can know
-// of it or not; and once the fence has found the lease, nobody gets it before the COMMIT.
-func TestStolenLease(t *testing.T) {
+// TestAHolderOfAStolenLeaseCommitsNothing, whether it can know of it or not: the lease is
+// released by force. Once the fence has found the lease, nobody gets it before the COMMIT.
+func TestAHolderOfAStolenLeaseCommitsNothing(t *testing.T) {
 	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
 	t.Cleanup(func() { is.FixForm(is.Auto) })
 	for name, c := range map[string]struct {
@@ -166,8 +166,8 @@ func TestLeaseAndRowLock(t *testing.T) {
 	dbtest.Want(t, lapsed.Release(), mysqllock.ErrLost)
 }
 
-// TestAnswerLost: what a COMMIT has granted or released whose answer is lost does not stay so.
-func TestAnswerLost(t *testing.T) {
+// TestALostAnswerToACommitLeavesNothing of what the COMMIT has granted or released.
+func TestALostAnswerToACommitLeavesNothing(t *testing.T) {
 	s := newScratch(t)
 	var tap dbtest.Tap
 	engine.LostAnswersLeaveNothing(t, &tap, s.tapped(&tap), s.handle())
@@ -209,9 +209,9 @@ func TestTokensGrowBesideCleanUps(t *testing.T) {
 	}
 }
 
-// TestSlots: as many callers as there are slots hold one at a time, and a slot that is free is
-// found although the others are locked.
-func TestSlots(t *testing.T) {
+// TestAsManyCallersHoldAsThereAreSlots, and a slot that is free is found although the others
+// are locked.
+func TestAsManyCallersHoldAsThereAreSlots(t *testing.T) {
 	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease)} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
@@ -292,9 +292,9 @@ func TestLeaseSlotsBesideRowLocks(t *testing.T) {
 	}
 }
 
-// TestCosts counts the statements of a transaction under each kind of lock, and tells what it
-// takes beside one with FOR UPDATE by hand: the medians of transactions that took turns.
-func TestCosts(t *testing.T) {
+// TestEachLockCostsItsNumberOfStatements in a transaction. It tells what that takes beside one
+// with FOR UPDATE by hand: the medians of transactions that took turns.
+func TestEachLockCostsItsNumberOfStatements(t *testing.T) {
 	s := newScratch(t)
 	dbtest.Exec(t, dbtest.Open(t, "mysql", s.dsn), "CREATE TABLE locks (name VARBINARY(255) PRIMARY KEY)")
 	dbtest.Exec(t, dbtest.Open(t, "mysql", s.dsn), "INSERT INTO locks VALUES ('k')")

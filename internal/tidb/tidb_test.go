@@ -183,8 +183,7 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// TestRefused: what does not hold is refused in words.
-func TestRefused(t *testing.T) {
+func TestWhatDoesNotHoldIsRefusedInWords(t *testing.T) {
 	is := "TiDB " + dbtest.Column[string](t, dbtest.Open(t, "mysql", server.DSN("")), "SELECT VERSION()")[0]
 	begin := func(o ...lockctx.Option) func(context.Context, *sql.DB) error {
 		return func(ctx context.Context, db *sql.DB) error {
@@ -257,9 +256,8 @@ func TestOptimisticModeAndNoopFunctions(t *testing.T) {
 	}
 }
 
-// TestWaits: a request without a wait is refused at once, a wait ends, and what was waited for is
-// not left locked.
-func TestWaits(t *testing.T) {
+// TestAWaitEndsAndLeavesNothingLocked; a request without a wait is refused at once.
+func TestAWaitEndsAndLeavesNothingLocked(t *testing.T) {
 	s := newScratch(t)
 	holder, other := s.handle(), s.handle()
 	begin := func(ctx context.Context, o ...lockctx.Option) (*sql.Tx, error) {
@@ -375,8 +373,7 @@ func TestHolderThatStops(t *testing.T) {
 	}
 }
 
-// TestKilledHolder: a holder whose connection is killed commits nothing.
-func TestKilledHolder(t *testing.T) {
+func TestAHolderWhoseConnectionIsKilledCommitsNothing(t *testing.T) {
 	for _, verb := range []string{"KILL QUERY ", "KILL "} {
 		t.Run(verb, func(t *testing.T) {
 			s := newScratch(t)

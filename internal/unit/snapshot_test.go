@@ -127,9 +127,9 @@ func TestASecondKeyAtLevels(t *testing.T) {
 	})
 }
 
-// TestWritingFunction: a SELECT whose function writes is a write: durable when it has
-// returned, and the lock is given back; under a lease, fenced.
-func TestWritingFunction(t *testing.T) {
+// TestASelectWhoseFunctionWritesIsAWrite: durable when it has returned, and the lock is given
+// back; under a lease, fenced.
+func TestASelectWhoseFunctionWritesIsAWrite(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()
@@ -191,8 +191,8 @@ func TestWritingFunctionFenced(t *testing.T) {
 	})
 }
 
-// TestOptimisticUncommitted: a version says nothing of what may be rolled back.
-func TestOptimisticUncommitted(t *testing.T) {
+// TestNoVersionIsGivenToReadUncommitted: it would say nothing of what may be rolled back.
+func TestNoVersionIsGivenToReadUncommitted(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		variable := "transaction_isolation"
 		if s.MariaDB() {
@@ -257,11 +257,11 @@ func TestOptimisticUncommitted(t *testing.T) {
 	})
 }
 
-// TestSnapshotIsolation: where MariaDB checks snapshots (the default from 11.6 on), a
-// statement that meets a row which somebody has changed since its transaction read is
-// refused, and the transaction is rolled back whole: that is ErrConflict. A lock that is
+// TestARowNewerThanTheSnapshotIsAConflict: where MariaDB checks snapshots (the default from
+// 11.6 on), a statement that meets a row which somebody has changed since its transaction read
+// is refused, and the transaction is rolled back whole: that is ErrConflict. A lock that is
 // asked for with AllowStale is granted all the same.
-func TestSnapshotIsolation(t *testing.T) {
+func TestARowNewerThanTheSnapshotIsAConflict(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		if !s.MariaDB() {
 			return // MySQL has nothing of the kind

@@ -531,9 +531,9 @@ func TestALockWhileRowsOfASQLConnAreRead(t *testing.T) {
 	})
 }
 
-// TestTextTransactions: after texts that leave nothing open a hint is good on the
-// connection, and after others it is refused, until what they left open has ended.
-func TestTextTransactions(t *testing.T) {
+// TestALockIsRefusedOverWhatTextsHaveLeftOpen: after texts that leave nothing open a hint is
+// good on the connection, and after others it is refused, until what they left open has ended.
+func TestALockIsRefusedOverWhatTextsHaveLeftOpen(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE opens() BEGIN START TRANSACTION; UPDATE p SET stock = stock WHERE id = 4; END")
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE switches() SET autocommit = 0")

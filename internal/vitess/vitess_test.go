@@ -439,9 +439,9 @@ func TestHolderThatStops(t *testing.T) {
 	}
 }
 
-// TestStolenLease: a holder whose lease is released by force commits nothing; and once the fence has
-// found the lease, nobody gets it before the COMMIT.
-func TestStolenLease(t *testing.T) {
+// TestAHolderOfAStolenLeaseCommitsNothing: the lease is released by force. Once the fence has found
+// the lease, nobody gets it before the COMMIT.
+func TestAHolderOfAStolenLeaseCommitsNothing(t *testing.T) {
 	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
 	t.Cleanup(func() { is.FixForm(is.Auto) })
 	for name, c := range map[string]struct {
@@ -489,16 +489,16 @@ func TestLeaseIsRenewed(t *testing.T) {
 	})
 }
 
-// TestAnswerLost: what a COMMIT has granted or released whose answer is lost does not stay so.
-func TestAnswerLost(t *testing.T) {
+// TestALostAnswerToACommitLeavesNothing of what the COMMIT has granted or released.
+func TestALostAnswerToACommitLeavesNothing(t *testing.T) {
 	s := newScratch(t)
 	var tap dbtest.Tap
 	engine.LostAnswersLeaveNothing(t, &tap, s.tapped(&tap), s.handle())
 }
 
-// TestWaits: a request without a wait is refused at once, a wait ends, and one that is given up is
-// not left waiting or granted.
-func TestWaits(t *testing.T) {
+// TestAWaitEndsAndLeavesNothingWaitingOrGranted, also one that is given up; a request without a
+// wait is refused at once.
+func TestAWaitEndsAndLeavesNothingWaitingOrGranted(t *testing.T) {
 	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease), "row, slot": lockctx.Slots(1), "row, shared": lockctx.Shared()} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
@@ -559,9 +559,9 @@ func TestWaitInTransaction(t *testing.T) {
 	dbtest.Equal(t, "a transaction that has waited in vain has committed %d", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 7)
 }
 
-// TestSavepoints: going back to one that is younger than the lock keeps it, and to one that may be
-// older is refused, since nothing shows whether that frees the lock.
-func TestSavepoints(t *testing.T) {
+// TestGoingBackToAnOlderSavepointIsRefused: it may be older than the lock, and nothing shows
+// whether that frees the lock. Going back to a younger one keeps it.
+func TestGoingBackToAnOlderSavepointIsRefused(t *testing.T) {
 	s := newScratch(t)
 	db := s.handle()
 	ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -595,8 +595,7 @@ func TestManyKeysOfManyCallers(t *testing.T) {
 	}
 }
 
-// TestSlots: as many callers as there are slots hold one at a time.
-func TestSlots(t *testing.T) {
+func TestAsManyCallersHoldAsThereAreSlots(t *testing.T) {
 	for kind, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease)} {
 		t.Run(kind, func(t *testing.T) {
 			s := newScratch(t)
@@ -621,8 +620,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestRefused: what does not hold is refused in words.
-func TestRefused(t *testing.T) {
+func TestWhatDoesNotHoldIsRefusedInWords(t *testing.T) {
 	s := newScratch(t)
 	is := "Vitess " + dbtest.Column[string](t, s.plain(), "SELECT @@version")[0]
 	begin := func(db *sql.DB, o ...lockctx.Option) error {
@@ -648,9 +646,8 @@ func TestRefused(t *testing.T) {
 	dbtest.OK(t, begin(at(one.DSN("shop@primary")+"?lockTable="+s.in("locks"))))
 }
 
-// TestInspect: doctor says which strategies hold, and who looks for holders is told that none is
-// shown.
-func TestInspect(t *testing.T) {
+// TestDoctorSaysWhichStrategiesHold, and who looks for holders is told that none is shown.
+func TestDoctorSaysWhichStrategiesHold(t *testing.T) {
 	s := newScratch(t)
 	i, err := inspect.New(s.handle(), inspect.Options{})
 	dbtest.OK(t, err)

@@ -13,8 +13,8 @@ import (
 	lockotel "github.com/mysqllock/mysqllock/telemetry/otel"
 )
 
-// TestClasses: what has happened is counted by the class of the keys, once for each class.
-func TestClasses(t *testing.T) {
+// TestEventsAreCountedByTheClassOfTheirKeys: once for each class.
+func TestEventsAreCountedByTheClassOfTheirKeys(t *testing.T) {
 	reader := metric.NewManualReader()
 	locks, err := lockotel.New(lockotel.Options{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)), Class: inspect.Classes("order:*")})
 	dbtest.OK(t, err)

@@ -15,9 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/telemetry/otel"
 )
 
-// TestLongHold: a hold that lasts for long is counted while it lasts, and its span says
-// so, also where that began with the hold.
-func TestLongHold(t *testing.T) {
+// TestALongHoldIsCountedAndInItsSpan: it is counted while it lasts, and its span says so also where
+// that began with the hold.
+func TestALongHoldIsCountedAndInItsSpan(t *testing.T) {
 	for name, statements := range map[string]bool{"spans of locks": false, "spans of statements, too": true} {
 		t.Run(name, func(t *testing.T) {
 			r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{}, func(locks *lockotel.Observer) mysqllock.Config {

@@ -121,7 +121,7 @@ func has(s sdktrace.ReadOnlySpan, want attribute.KeyValue) bool {
 	return slices.ContainsFunc(s.Attributes(), func(a attribute.KeyValue) bool { return a == want })
 }
 
-func TestSpans(t *testing.T) {
+func TestALockHasThreeSpansBeneathTheCallers(t *testing.T) {
 	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{Attributes: []attribute.KeyValue{attribute.String("db.namespace", "shop")}})
@@ -198,7 +198,7 @@ func TestSpansOfFailure(t *testing.T) {
 	}
 }
 
-func TestClearKeys(t *testing.T) {
+func TestKeysAreClearInSpansOnRequest(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{ClearKeys: true})
 	ctx, parent := r.tracer.Start(context.Background(), "parent")
 	var refused *mysqllock.Error
@@ -219,8 +219,7 @@ func TestClearKeys(t *testing.T) {
 	}
 }
 
-// TestServer: what is known of the server by its address.
-func TestServer(t *testing.T) {
+func TestTheServerIsKnownByItsAddress(t *testing.T) {
 	for dsn, want := range map[string]string{
 		"app:secret@tcp(db.example:3307)/shop": "server.address=db.example,server.port=3307,db.namespace=shop",
 		"app@tcp([::1]:3306)/":                 "server.address=::1,server.port=3306",
@@ -238,8 +237,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestLeadership: how long a process stands by for a leadership is no wait for a lock.
-func TestLeadership(t *testing.T) {
+func TestStandingByForALeadershipIsNoWait(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{Class: func(string) string { return "all" }})
 	r.observer.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Acquired, Strategy: "lease", Keys: []string{"k"}, Leadership: true, Duration: time.Hour})
 	r.observer.Observe(t.Context(), mysqllock.Event{Kind: mysqllock.Released, Strategy: "lease", Keys: []string{"k"}, Leadership: true, Held: time.Hour})
@@ -263,7 +261,7 @@ func (r *recorder) collect() map[string]metricdata.Metrics {
 	return out
 }
 
-func TestMetrics(t *testing.T) {
+func TestTimesOfWaitAndUseAreRecordedByOutcome(t *testing.T) {
 	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := record(t, bin, lockotel.Options{})
@@ -308,7 +306,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestWatch(t *testing.T) {
+func TestAWatchedHandleRecordsItsConnections(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
 	watching, err := r.observer.Watch(r.db, "shop")
 	dbtest.OK(t, err)

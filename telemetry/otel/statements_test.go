@@ -90,9 +90,9 @@ func (tr *tree) has(above, step string) bool {
 	})
 }
 
-// TestStatements: statements for a lock lie beneath its spans, in time, too; those of the
-// application lie beneath the caller's. None tells a key, or a value.
-func TestStatements(t *testing.T) {
+// TestStatementsOfALockLieBeneathItsSpans: in time, too; those of the application lie beneath the
+// caller's. None tells a key, or a value.
+func TestStatementsOfALockLieBeneathItsSpans(t *testing.T) {
 	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			r := recordWith(t, bin, lockotel.Options{}, nested())
@@ -139,7 +139,7 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// checkTree checks what is true of all spans of TestStatements.
+// checkTree checks what is true of all spans of TestStatementsOfALockLieBeneathItsSpans.
 func checkTree(t *testing.T, tr *tree) {
 	t.Helper()
 	app := 0
@@ -173,8 +173,9 @@ func checkTree(t *testing.T, tr *tree) {
 	}
 }
 
-// TestRenewalSpans: what is sent in the background while a lock is held lies beneath it, too.
-func TestRenewalSpans(t *testing.T) {
+// TestARenewalLiesBeneathTheSpanOfItsHold: as does what else is sent in the background while a lock
+// is held.
+func TestARenewalLiesBeneathTheSpanOfItsHold(t *testing.T) {
 	r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{}, nested())
 	ctx, parent := r.tracer.Start(context.Background(), "parent")
 	hold, err := mysqllock.Acquire(ctx, r.db, "k", lockctx.Lease(time.Second))
@@ -282,10 +283,9 @@ func TestBrokenSessionSpan(t *testing.T) {
 	}
 }
 
-// TestStatementErrors: why a statement failed is a number, since the server cites the
-// statement. Without a span of the caller's, or when only lock statements are wanted, there
-// is none.
-func TestStatementErrors(t *testing.T) {
+// TestAFailedStatementTellsOnlyANumber: the server cites the statement in its text. Without a span
+// of the caller's, or when only lock statements are wanted, there is none.
+func TestAFailedStatementTellsOnlyANumber(t *testing.T) {
 	for _, only := range []bool{false, true} {
 		r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{LockStatementsOnly: only}, nested())
 		ctx, parent := r.tracer.Start(context.Background(), "parent")
@@ -318,8 +318,8 @@ func TestStatementErrors(t *testing.T) {
 	}
 }
 
-// TestRefusedStatements: also of a lock that is not granted.
-func TestRefusedStatements(t *testing.T) {
+// TestARefusedLockHasNoSpanOfAHold: that of its acquisition says why.
+func TestARefusedLockHasNoSpanOfAHold(t *testing.T) {
 	r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{}, nested())
 	held, err := mysqllock.Acquire(context.Background(), r.db, "k")
 	dbtest.OK(t, err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestSanitized(t *testing.T) {
+func TestSanitizedTextHasNoLiterals(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "COMMIT": "COMMIT",
 		"SELECT a, `b c`, t1.x FROM t1 WHERE id = 42 AND f > 1.5e-3": "SELECT a, `b c`, t1.x FROM t1 WHERE id = ? AND f > ?-?",

@@ -2,8 +2,8 @@ package lockotel
 
 import "testing"
 
-// TestVerb: a statement of the driver's own is named by what it does to the transaction.
-func TestVerb(t *testing.T) {
+// TestADriversStatementIsNamedByItsEffect: by what it does to the transaction.
+func TestADriversStatementIsNamedByItsEffect(t *testing.T) {
 	for text, want := range map[string]string{
 		"BEGIN NOT ATOMIC SET @mysqllock_held = 0; IF @mysqllock_held = 1 THEN COMMIT; SET @mysqllock_done = 'a'; ELSE SELECT 0; END IF; END": "COMMIT",
 		"CALL shop.mysqllock_commit1('shop', '[]', 'a') /* fence and COMMIT */":                                                               "COMMIT",

@@ -37,9 +37,9 @@ func (r *recorder) connection(name, pool string, more ...string) (value float64,
 	return 0, false
 }
 
-// TestWatchBudget: the connections of a handle with maxConns are recorded by use, with the
-// bound, and who waits for one. What is not known without maxConns is not there.
-func TestWatchBudget(t *testing.T) {
+// TestConnectionsAreRecordedByUse: those of a handle with maxConns, with the bound, and who waits
+// for one. What is not known without maxConns is not there.
+func TestConnectionsAreRecordedByUse(t *testing.T) {
 	const use, state = "mysqllock.connection.use", "db.client.connection.state"
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
 	db := r.open(6)

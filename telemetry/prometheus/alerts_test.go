@@ -30,7 +30,7 @@ var (
 
 // The alerts ask for what is exported, by labels and values that there are, and say
 // nothing of labels that they have summed up.
-func TestAlerts(t *testing.T) {
+func TestAlertsAskOnlyForWhatIsExported(t *testing.T) {
 	db, registry := open(t, tempserver.Require(t)[0], 8)
 	experience(t, db)
 	families := gather(t, registry)
@@ -98,9 +98,9 @@ func checkGrouping(t *testing.T, name, expr, says string, labels map[string][]st
 	}
 }
 
-// TestAlertsFire: promtool finds that each alert fires when it should, and only then. The
-// series of its tests are such as are exported.
-func TestAlertsFire(t *testing.T) {
+// TestEachAlertFiresOnlyWhenItShould: as promtool finds. The series of its tests are such as are
+// exported.
+func TestEachAlertFiresOnlyWhenItShould(t *testing.T) {
 	out, err := exec.Command(installed(t, "promtool"), "test", "rules", "../grafana/alerts_test.yaml").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -9,9 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
-// TestBudget: the connections of a handle with maxConns are exported by use, with the bound,
-// and who waits for one. What is not known without maxConns is not there.
-func TestBudget(t *testing.T) {
+// TestConnectionsAreExportedByUse: those of a handle with maxConns, with the bound, and who waits
+// for one. What is not known without maxConns is not there.
+func TestConnectionsAreExportedByUse(t *testing.T) {
 	db, registry := open(t, tempserver.Require(t)[0], 6)
 	dbtest.OK(t, mysqllock.Do(t.Context(), db, "k", func(context.Context) error { return nil }))
 	value := func(name string, labels ...string) float64 {

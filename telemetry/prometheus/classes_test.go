@@ -11,8 +11,8 @@ import (
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
 )
 
-// TestClasses: what has happened is counted by the class of the keys, once for each class.
-func TestClasses(t *testing.T) {
+// TestEventsAreCountedByTheClassOfTheirKeys: once for each class.
+func TestEventsAreCountedByTheClassOfTheirKeys(t *testing.T) {
 	locks, registry := lockprom.NewWithClasses(inspect.Classes("order:*")), prometheus.NewPedanticRegistry()
 	registry.MustRegister(locks)
 	for _, e := range []mysqllock.Event{

@@ -12,7 +12,7 @@ import (
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
 )
 
-func TestLongHolds(t *testing.T) {
+func TestALongHoldIsCountedUntilItEnds(t *testing.T) {
 	locks, registry := lockprom.New(), prometheus.NewPedanticRegistry()
 	registry.MustRegister(locks)
 	now := func() float64 {
@@ -35,8 +35,7 @@ func TestLongHolds(t *testing.T) {
 	dbtest.Equal(t, "%v last when the other one is lost", now(), 0)
 }
 
-// TestLeadership: how long a process stands by for a leadership is no wait for a lock.
-func TestLeadership(t *testing.T) {
+func TestStandingByForALeadershipIsNoWait(t *testing.T) {
 	locks, registry := lockprom.NewWithClasses(func(string) string { return "all" }), prometheus.NewPedanticRegistry()
 	registry.MustRegister(locks)
 	for _, kind := range []mysqllock.EventKind{mysqllock.Acquired, mysqllock.Refused, mysqllock.Released} {

@@ -19,7 +19,7 @@ import (
 	lockprom "github.com/mysqllock/mysqllock/telemetry/prometheus"
 )
 
-func TestCounted(t *testing.T) {
+func TestEachOutcomeOfALockIsCounted(t *testing.T) {
 	for _, bin := range tempserver.EachFlavour(tempserver.Require(t)) {
 		t.Run(bin.Name, func(t *testing.T) {
 			db, registry := open(t, bin)
@@ -81,7 +81,7 @@ func TestCounted(t *testing.T) {
 	}
 }
 
-func TestStats(t *testing.T) {
+func TestSessionsAndWaitersAreExported(t *testing.T) {
 	db, registry := open(t, tempserver.Require(t)[0])
 	value := func(name string, labels ...string) float64 {
 		m := metric(gather(t, registry)["mysqllock_"+name], labels...)
@@ -126,7 +126,7 @@ func TestStatsOfAnotherDriver(t *testing.T) {
 }
 
 // The dashboard shows what is exported, and nothing else.
-func TestDashboard(t *testing.T) {
+func TestTheDashboardShowsAllThatIsExported(t *testing.T) {
 	db, registry := open(t, tempserver.Require(t)[0], 12)
 	experience(t, db)
 	families := gather(t, registry)

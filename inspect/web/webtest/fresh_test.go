@@ -40,8 +40,8 @@ func dimmed(p *tab) bool {
 	return eval[bool](p, `document.body.classList.contains("stale") && getComputedStyle(document.querySelector(".figures")).opacity < 1`)
 }
 
-// TestLossesCount: each loss of the list that is red counts in the figure, for viewers that come later, too.
-func TestLossesCount(t *testing.T) {
+// TestEachRedLossCountsInTheFigure: for viewers that come later, too.
+func TestEachRedLossCountsInTheFigure(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("dead")
 		url, _ := s.serve(web.Options{})
@@ -75,9 +75,9 @@ func TestLossesCount(t *testing.T) {
 	})
 }
 
-// TestServerGone: the page does not go on to say that it is live when the server does not
-// answer, and when it has gone. What it showed last stays, also on reload, with its time.
-func TestServerGone(t *testing.T) {
+// TestThePageIsNotLiveWithoutItsServer: the server does not answer, and then it has gone. What the
+// page showed last stays, also on reload, with its time.
+func TestThePageIsNotLiveWithoutItsServer(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("holder", "k", lockctx.Lease(10*time.Minute))
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
@@ -107,9 +107,8 @@ func TestServerGone(t *testing.T) {
 	})
 }
 
-// TestSlowLooks: looks that take long are few, and in between the page says how old it is and
-// when the next one comes.
-func TestSlowLooks(t *testing.T) {
+// TestSlowLooksAreFew: in between the page says how old it is and when the next one comes.
+func TestSlowLooksAreFew(t *testing.T) {
 	s := anyServer(t)
 	proxy := dbtest.StartProxy(t, s.Config().Addr)
 	url := s.through(proxy, s.Config().User)
@@ -125,8 +124,8 @@ func TestSlowLooks(t *testing.T) {
 	p.until("it is live for a moment", func() bool { return p.text("#state") == "Live" })
 }
 
-// TestNothingKnown: for an account that may not see anything, no number is 0.
-func TestNothingKnown(t *testing.T) {
+// TestNoNumberIsZeroWithoutRights: the account may not see anything.
+func TestNoNumberIsZeroWithoutRights(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("holder", "k", lockctx.Lease(10*time.Minute))
 		user := s.Name

@@ -150,8 +150,8 @@ func TestCircleOnPage(t *testing.T) {
 	})
 }
 
-// TestLastHour: each lock has its last hour, if there is a record, and shows it when it is opened.
-func TestLastHour(t *testing.T) {
+// TestAnOpenedLockShowsItsLastHour: if there is a record.
+func TestAnOpenedLockShowsItsLastHour(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("the holder", "k", lockctx.Lease(10*patience))
 		plain, _ := s.serve(web.Options{})
@@ -184,8 +184,8 @@ func TestLastHour(t *testing.T) {
 	})
 }
 
-// TestNineKeys, where what has been waited for the longest comes first, whatever it is called.
-func TestNineKeys(t *testing.T) {
+// TestTheLongestAwaitedKeyComesFirst: whatever it is called.
+func TestTheLongestAwaitedKeyComesFirst(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var names []string
 		for i := range 9 {
@@ -208,8 +208,8 @@ func TestNineKeys(t *testing.T) {
 	})
 }
 
-// TestManyKeys: 500 keys are few lines, until somebody wants all.
-func TestManyKeys(t *testing.T) {
+// TestFiveHundredKeysAreFewLines: until somebody wants all.
+func TestFiveHundredKeysAreFewLines(t *testing.T) {
 	s := anyServer(t)
 	if s.Flavour != tempserver.MySQL {
 		t.Skip("MariaDB shows rows that somebody waits for")
@@ -233,8 +233,8 @@ func TestManyKeys(t *testing.T) {
 	p.until("all are shown", func() bool { return len(p.texts("li.lock")) == 500 })
 }
 
-// TestNothing: that no lock is seen is said to mean that there is none only if it does.
-func TestNothing(t *testing.T) {
+// TestNoLockSeenIsNotNoLock: that none is seen is said to mean that there is none only if it does.
+func TestNoLockSeenIsNotNoLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("quiet")
 		if s.Flavour == tempserver.MariaDB {

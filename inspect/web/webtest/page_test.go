@@ -21,7 +21,7 @@ var dark = &emulation.MediaFeature{Name: "prefers-color-scheme", Value: "dark"}
 
 // The page shows who holds a key and who waits, in their order, and follows what
 // becomes of them without being loaded again.
-func TestContention(t *testing.T) {
+func TestThePageFollowsHoldersAndQueue(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		hold := s.acquire("the holder", "product:42", lockctx.Row())
 		owners := []string{"shop-1:70:shop", "shop-2:71:shop", "shop-3:72:shop", "batch-1:73:batch", "batch-2:74:batch"}
@@ -81,7 +81,7 @@ func TestContention(t *testing.T) {
 const evil = `<img src=x onerror="document.title='hacked'"><script>document.title='hacked'</script>`
 
 // Keys and owners are shown as what they are.
-func TestHostileText(t *testing.T) {
+func TestHostileTextIsShownAsWhatItIs(t *testing.T) {
 	s := anyServer(t)
 	name := strings.ReplaceAll(evil, "/", "") // an owner has no slash
 	s.acquire(name, evil, lockctx.Lease(10*time.Minute))
@@ -105,7 +105,7 @@ func TestHostileText(t *testing.T) {
 
 // A lock is released with the keyboard alone, after a question whose first answer
 // is no.
-func TestRelease(t *testing.T) {
+func TestALockIsReleasedByKeyboardAfterAQuestion(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.acquire("old", "k", lockctx.Lease(10*time.Minute))
 		s.queue("k", lockctx.Lease(10*time.Minute), "new")
@@ -152,7 +152,7 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-func TestKeyboard(t *testing.T) {
+func TestThePageNeedsNoMouse(t *testing.T) {
 	s := anyServer(t)
 	for _, key := range []string{"alpha", "beta"} {
 		s.acquire("owner-of-"+key, key, lockctx.Lease(10*time.Minute))
@@ -211,8 +211,7 @@ func TestKeyboard(t *testing.T) {
 	p.until("it goes on", func() bool { return p.text("#state") == "Live" && p.clock() != was })
 }
 
-// A connection that is lost is opened again.
-func TestReconnects(t *testing.T) {
+func TestALostConnectionIsOpenedAgain(t *testing.T) {
 	s := anyServer(t)
 	url, srv := s.serve(web.Options{})
 	p := openTab(t, url, 1200, 900)
@@ -235,7 +234,7 @@ func (s *scratch) awkward() web.Options {
 	return web.Options{AllowRelease: true, Losses: losses}
 }
 
-func TestPhone(t *testing.T) {
+func TestThePageFitsOnAPhone(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		url, _ := s.serve(s.awkward())
 		p := openTab(t, url, 360, 740)
@@ -279,7 +278,7 @@ const contrast = `(() => {
 
 // All text can be read, and all that can be used has a name, in the light and in
 // the dark.
-func TestAccessible(t *testing.T) {
+func TestAllTextIsLegibleAndAllControlsAreNamed(t *testing.T) {
 	s := anyServer(t)
 	options := s.awkward()
 	for scheme, features := range map[string][]*emulation.MediaFeature{"light": nil, "dark": {dark}} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestBound(t *testing.T) {
+func TestTheNumberOfClassesIsBounded(t *testing.T) {
 	c := New(func(key string) string { return key })
 	if got := c.Of([]string{"b", "", "a", "b", ""}); !slices.Equal(got, []string{"b", "other", "a"}) {
 		t.Errorf("the classes are %q", got)

@@ -13,7 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-func TestOf(t *testing.T) {
+func TestEachErrorHasItsReason(t *testing.T) {
 	lost := func(err error) error {
 		return &lockerr.Error{Op: "commit", Key: "k", Err: lockerr.With(lockerr.ErrLost, err)}
 	}
