@@ -217,7 +217,8 @@ func (c Config) settings() (handle.Settings, error) {
 	return handle.Settings{
 		Strategy: c.Strategy, Wait: c.Wait, TTL: c.TTL, Table: table, Namespace: c.Namespace, Stripes: c.Stripes,
 		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow", Owner: c.Owner,
-		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer), LongHold: c.LongHold, SlowWait: c.SlowWait,
+		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer),
+		LongHold: c.LongHold, SlowWait: c.SlowWait,
 		MaxConns: c.MaxConns, LockMaxConns: c.LockMaxConns,
 		Required: required,
 	}, nil

@@ -69,7 +69,10 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := handle.Connectors{Base: base, Several: true, Splits: !cfg.MultiStatements, ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second)}
+	how := handle.Connectors{
+		Base: base, Several: true, Splits: !cfg.MultiStatements,
+		ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second),
+	}
 	if cfg.ReadTimeout > 0 {
 		how.LockReadTimeout = min(how.LockReadTimeout, cfg.ReadTimeout)
 	}
@@ -248,8 +251,11 @@ type PoolStats struct {
 	pool.Stats     // the connections of sessions
 	Waiters    int // callers of this process that wait now, for a lock or for a connection to take it on
 
-	OldestWait time.Duration // how long the one of them that came first has waited; 0 if nobody waits. Who stands by for a leadership (package leader) is left out
-	OldestHold time.Duration // how long the lock that this handle has held for the longest is held; 0 for none. Leaderships are left out
+	// OldestWait is how long the one of them that came first has waited; 0 if nobody waits. OldestHold
+	// is how long the lock that this handle has held for the longest is held; 0 for none. Who stands by
+	// for a leadership (package leader), or has one, is left out.
+	OldestWait time.Duration
+	OldestHold time.Duration
 
 	MaxConns int        // Config.MaxConns: the most connections for everything; 0 is no limit
 	Reserved int        // of MaxConns, those that are in use by nobody and kept for the driver's own statements

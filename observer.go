@@ -33,7 +33,10 @@ const (
 	Acquired EventKind = EventKind(handle.Acquired)
 	Refused  EventKind = EventKind(handle.Refused)  // not granted
 	Released EventKind = EventKind(handle.Released) // given back: by COMMIT or ROLLBACK, by Release, or when its context ended
-	Lost     EventKind = EventKind(handle.Lost)     // the holder's connection or lease is gone, or it was refused its COMMIT: what it had not committed never will be, unless Err says that this is unknown
+
+	// Lost: the holder's connection or lease is gone, or it was refused its COMMIT. What it had not
+	// committed never will be, unless Err says that this is unknown.
+	Lost EventKind = EventKind(handle.Lost)
 
 	// Advised is not about a lock: SetMaxOpenConns keeps callers from each other's locks, or a
 	// statement lacks the lock that [Config].Require asks for, in its log mode; then Err is
@@ -83,8 +86,14 @@ type Event struct {
 	Held       time.Duration // LongHold, Released and Lost: from the grant to Start
 	Token      uint64        // of a lease; else 0
 	Long       bool          // LongHold; and Released and Lost if there was a LongHold before
-	Holder     *Holder       // Acquired and Refused: who had one of the keys, after the caller had waited for [Config].SlowWait; or of Err; nil if not known
-	Err        error         // Refused and Lost: why. Advised: what to change. Released: ErrConflict where the commit found another version; else nil
+
+	// Holder, of Acquired and Refused, is who had one of the keys, after the caller had waited for
+	// [Config].SlowWait; or of Err; nil if not known.
+	Holder *Holder
+
+	// Err of Refused and Lost says why, and of Advised what to change. Of Released it is ErrConflict where
+	// the commit found another version. Else it is nil.
+	Err error
 }
 
 // observed is how o is told; nil if there is no observer.

@@ -14,7 +14,8 @@ import (
 func checkParams(cfg *mysql.Config) error {
 	for _, name := range slices.Sorted(maps.Keys(cfg.Params)) {
 		if parameterOf(name) != nil {
-			return fmt.Errorf("mysqllock: Params of the mysql.Config has %s, which this driver must read; use mysqllock.ParseDSN in place of mysql.ParseDSN, or set the field of mysqllock.Config", name)
+			return fmt.Errorf("mysqllock: Params of the mysql.Config has %s, which this driver must read;"+
+				" use mysqllock.ParseDSN in place of mysql.ParseDSN, or set the field of mysqllock.Config", name)
 		}
 		if err := checkUnknown(name); err != nil {
 			return err

@@ -135,8 +135,10 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 		_ = c.QueryRowContext(ctx, "SELECT 0").Scan()
 	})
 	if execs == nil || queries == nil {
-		return nil, fmt.Errorf("mysqllock: driver %T, a wrapper of this one, does not pass on the contexts of statements, so that they would run without the lock; "+
-			"use a wrapper with driver.ExecerContext and driver.QueryerContext, or package intercept, which has its place beneath this driver: %w", db.Driver(), errors.ErrUnsupported)
+		return nil, fmt.Errorf("mysqllock: driver %T, a wrapper of this one, does not pass on the contexts of statements,"+
+			" so that they would run without the lock;"+
+			" use a wrapper with driver.ExecerContext and driver.QueryerContext, or package intercept,"+
+			" which has its place beneath this driver: %w", db.Driver(), errors.ErrUnsupported)
 	}
 	if err := c.Raw(func(above any) error {
 		if _, ok := above.(driver.Validator); !ok {
@@ -151,5 +153,7 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 
 // otherDriver is the error of a handle on which no connection of this driver answers.
 func otherDriver(db *sql.DB) error {
-	return fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\" or with a wrapper of it that passes on the contexts of transactions; a mock takes part by package mysqllocktest: %w", db.Driver(), errors.ErrUnsupported)
+	return fmt.Errorf("mysqllock: the database was opened with driver %T, not with \"mysqllock\""+
+		" or with a wrapper of it that passes on the contexts of transactions; a mock takes part by package mysqllocktest: %w",
+		db.Driver(), errors.ErrUnsupported)
 }

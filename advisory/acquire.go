@@ -78,7 +78,8 @@ func (l *Locker) allowed() error {
 		return l.cfg.Info.AdvisoryLocks()
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"named locks are local to a node, so they do not exclude on %s; use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
+		"named locks are local to a node, so they do not exclude on %s;"+
+			" use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
 // acquire is Acquire. Without a lock the caller is in the queue no more.

@@ -66,7 +66,8 @@ var (
 	errUnclean   = errors.New("a lock that may have been acquired could not be released")
 	errScrapped  = errors.New("the lock connection was given up")
 	errElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
-		"a statement reached another connection than the lock's: GET_LOCK is not safe behind a proxy that shares connections; connect to the server directly, or use a lease"))
+		"a statement reached another connection than the lock's: GET_LOCK is not safe behind a proxy that shares connections;"+
+			" connect to the server directly, or use a lease"))
 	errReadOnly = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
 )

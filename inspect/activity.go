@@ -68,7 +68,8 @@ func (h *Holder) Advice() string {
 		}
 		return text + "; see why it does not go on"
 	}
-	return fmt.Sprintf("its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL %d rolls all of it back", h.ConnectionID)
+	return fmt.Sprintf("its transaction is open, and no statement runs: see why its program does not go on, or end it:"+
+		" KILL %d rolls all of it back", h.ConnectionID)
 }
 
 // calm is for how long a holder may be idle in its transaction without a word.
@@ -318,7 +319,8 @@ func sinceThen(list []event, id, now uint64) (age time.Duration) {
 
 // values are what a statement's text says of the data: strings, numbers, and those that
 // the text was cut within. Marks of ours are comments at the end.
-var values = regexp.MustCompile(`(?s)[xXbBnN]?'(?:[^'\\]|\\.|'')*(?:'|\\?$)|"(?:[^"\\]|\\.|"")*(?:"|\\?$)|\b0x[0-9a-fA-F]+\b|\b[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\b`)
+var values = regexp.MustCompile(`(?s)[xXbBnN]?'(?:[^'\\]|\\.|'')*(?:'|\\?$)|"(?:[^"\\]|\\.|"")*(?:"|\\?$)` +
+	`|\b0x[0-9a-fA-F]+\b|\b[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\b`)
 
 var (
 	comments = regexp.MustCompile(`(?s)/\*[^!+M].*?(?:\*/|$)`)

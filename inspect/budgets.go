@@ -50,12 +50,14 @@ func (e *examination) budgets(ctx context.Context) error {
 		return err
 	}
 	if rows[0][0] == "0" {
-		e.add(name, Note, "unknown: performance_schema_session_connect_attrs_size is 0, so the server does not show what handles may open; "+server,
+		e.add(name, Note, "unknown: performance_schema_session_connect_attrs_size is 0,"+
+			" so the server does not show what handles may open; "+server,
 			"a larger performance_schema_session_connect_attrs_size; or "+addUp)
 		return nil
 	}
 	read := func(table string) ([][]string, error) {
-		return e.query(ctx, fmt.Sprintf("SELECT budget, owner, COUNT(*) FROM (SELECT MAX(IF(ATTR_NAME = 'mysqllock_budget', ATTR_VALUE, NULL)) budget,"+
+		return e.query(ctx, fmt.Sprintf("SELECT budget, owner, COUNT(*) FROM"+
+			" (SELECT MAX(IF(ATTR_NAME = 'mysqllock_budget', ATTR_VALUE, NULL)) budget,"+
 			" MAX(IF(ATTR_NAME = 'mysqllock_owner', ATTR_VALUE, NULL)) owner FROM performance_schema.%s"+
 			" WHERE ATTR_NAME IN ('mysqllock_budget', 'mysqllock_owner') AND PROCESSLIST_ID <> CONNECTION_ID() GROUP BY PROCESSLIST_ID) c"+
 			" GROUP BY budget, owner ORDER BY owner LIMIT %d", table, 10*most))
@@ -67,7 +69,8 @@ func (e *examination) budgets(ctx context.Context) error {
 		rows, err = read("session_account_connect_attrs")
 	}
 	if hidden(err) {
-		e.add(name, Note, "unknown: the account may not read performance_schema, which shows what handles may open; "+server, remedy+"; or "+addUp)
+		e.add(name, Note, "unknown: the account may not read performance_schema, which shows what handles may open; "+server,
+			remedy+"; or "+addUp)
 		return nil
 	}
 	if err != nil {
@@ -92,7 +95,8 @@ func (b *budgets) judge(most, used int, whose string) (State, string) {
 	state := OK
 	detail := "no handle" + whose + " with maxConns is connected now"
 	if b.handles > 0 {
-		detail = fmt.Sprintf("handles%s that are connected now: %d, which may open %d connections together, of the %d that the server takes", whose, b.handles, b.sum, most)
+		detail = fmt.Sprintf("handles%s that are connected now: %d, which may open %d connections together,"+
+			" of the %d that the server takes", whose, b.handles, b.sum, most)
 	}
 	others := used - b.conns - b.unbounded - 1 // the one that asks
 	if others > 0 {
@@ -106,7 +110,8 @@ func (b *budgets) judge(most, used int, whose string) (State, string) {
 		if len(shown) > 3 {
 			shown = append(shown[:3:3], fmt.Sprintf("%d more", len(b.owners)-3))
 		}
-		detail += fmt.Sprintf("; connections of handles without maxConns, which may open an unknown number: %d, by %s", b.unbounded, strings.Join(shown, ", "))
+		detail += fmt.Sprintf("; connections of handles without maxConns, which may open an unknown number:"+
+			" %d, by %s", b.unbounded, strings.Join(shown, ", "))
 		if state == OK {
 			state = Note
 		}

@@ -63,7 +63,9 @@ func (i *Inspector) Doctor(ctx context.Context) (*Diagnosis, error) {
 		if err := s.begin(ctx, i); err != nil {
 			return err
 		}
-		checks := []func(context.Context) error{e.server, e.packets, e.lockTable, e.namespaceCheck, e.privileges, e.clock, e.encryption, e.visibility}
+		checks := []func(context.Context) error{
+			e.server, e.packets, e.lockTable, e.namespaceCheck, e.privileges, e.clock, e.encryption, e.visibility,
+		}
 		if !e.info.UsedTables { // else nothing depends on these settings
 			checks = slices.Insert(checks, 5, e.proxy, e.connections, e.budgets, e.settings)
 		}
@@ -159,19 +161,23 @@ func (e *examination) server(context.Context) error {
 		e.add("SKIP LOCKED", Failure, "the server does not know it, so leases and slots are refused", "MariaDB 10.6 or later")
 	}
 	if e.info.StatementLog {
-		e.add("binary log", Failure, "binlog_format is STATEMENT: when a replica is promoted, the tokens of leases go back", "SET GLOBAL binlog_format = 'ROW', or MIXED")
+		e.add("binary log", Failure, "binlog_format is STATEMENT: when a replica is promoted, the tokens of leases go back",
+			"SET GLOBAL binlog_format = 'ROW', or MIXED")
 		e.ruleOut("binlog_format is STATEMENT", lease)
 	}
 	switch topology := e.info.Topology; {
 	case e.info.Streams():
-		e.add("topology", Note, topology+": all nodes agree to a row lock; shared ones are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")
+		e.add("topology", Note, topology+": all nodes agree to a row lock;"+
+			" shared ones are refused, and leases should have a TTL of more than the 7 s that a failover takes", "")
 		e.ruleOut("each node grants them for itself on "+topology, advisory)
 	case topology != "":
-		e.add("topology", Failure, topology+": several nodes take writes, and leases should have a TTL of more than the 25 s that a failover can take",
+		e.add("topology", Failure, topology+": several nodes take writes,"+
+			" and leases should have a TTL of more than the 25 s that a failover can take",
 			"leases, or lockUnsafe=allow, for an application that uses one node only")
 		e.ruleOut("two nodes grant the same lock on "+topology, row, advisory)
 	case e.info.SinglePrimary:
-		e.add("topology", Warning, "Group Replication with a single primary: leases should have a TTL of more than the 25 s that a failover takes", "")
+		e.add("topology", Warning, "Group Replication with a single primary:"+
+			" leases should have a TTL of more than the 25 s that a failover takes", "")
 		e.ruleOut("a failover frees them, and a member that is cut off grants them again", advisory)
 	case e.info.UsedTables:
 		e.add("topology", OK, "several servers may take writes, and agree to each lock; leases go by the clock of the one that is asked", "")
@@ -211,12 +217,15 @@ func (e *examination) packets(ctx context.Context) error {
 	case err != nil:
 		return err
 	case why != "":
-		e.add(name, Note, "those of the driver go one by one to a session that is answered like this connection; sessions ask for multiStatements=true: "+why, "")
+		e.add(name, Note, "those of the driver go one by one to a session that is answered like this connection;"+
+			" sessions ask for multiStatements=true: "+why, "")
 	case trip <= server.Near:
-		e.add(name, OK, fmt.Sprintf("the server takes them in one text; two of the driver's go one by one to sessions, which is quicker so near to it:"+
+		e.add(name, OK, fmt.Sprintf("the server takes them in one text; two of the driver's go one by one to sessions,"+
+			" which is quicker so near to it:"+
 			" a statement takes %v, at most %v", trip.Round(time.Microsecond), server.Near), "")
 	default:
-		e.add(name, OK, fmt.Sprintf("those of the driver go to sessions in one text: a statement takes %v, more than %v", trip.Round(time.Microsecond), server.Near), "")
+		e.add(name, OK, fmt.Sprintf("those of the driver go to sessions in one text:"+
+			" a statement takes %v, more than %v", trip.Round(time.Microsecond), server.Near), "")
 	}
 	return nil
 }
@@ -271,7 +280,8 @@ func (e *examination) lockTable(ctx context.Context) error {
 			return nil
 		}
 		what, _, _ := strings.Cut(err.Error(), "\n") // without the SQL, which is the remedy
-		e.add(name, Warning, strings.TrimSuffix(what, ":")+" what is below, which the first use does where lockSchema is auto and the account may", setup)
+		e.add(name, Warning, strings.TrimSuffix(what, ":")+" what is below, which the first use does where lockSchema is auto"+
+			" and the account may", setup)
 	}
 	return nil
 }
@@ -280,8 +290,9 @@ func (e *examination) lockTable(ctx context.Context) error {
 func (e *examination) missingTable(ctx context.Context, name, setup string) error {
 	_, err := e.query(ctx, "CREATE TABLE "+e.table.String()+" (namespace INT, namespace INT)")
 	switch {
-	case server.Number(err) == 1060: // a column twice, so the account may
-		e.add(name, Warning, e.table.String()+" does not exist yet; the account may make it, and does at the first use where lockSchema is auto", setup)
+	case server.Number(err) == server.DuplicateColumn: // a column twice, so the account may
+		e.add(name, Warning, e.table.String()+" does not exist yet; the account may make it, and does at the first use"+
+			" where lockSchema is auto", setup)
 		return nil
 	case server.Number(err) == 0:
 		return err
@@ -297,7 +308,8 @@ func (e *examination) privileges(ctx context.Context) error {
 	var lacking []string
 	for _, try := range [][2]string{
 		{"SELECT", "SELECT namespace, name, owner, token, expires FROM " + t + " WHERE FALSE"},
-		{"INSERT", "INSERT INTO " + t + " (namespace, name, owner, token, expires) SELECT x'', x'', NULL, 0, UTC_TIMESTAMP(6) FROM (SELECT 1) d WHERE FALSE"},
+		{"INSERT", "INSERT INTO " + t + " (namespace, name, owner, token, expires) SELECT x'', x'', NULL, 0, UTC_TIMESTAMP(6)" +
+			" FROM (SELECT 1) d WHERE FALSE"},
 		{"UPDATE", "UPDATE " + t + " SET owner = NULL, token = 0, expires = UTC_TIMESTAMP(6) WHERE FALSE"},
 		{"DELETE", "DELETE FROM " + t + " WHERE FALSE"},
 	} {
@@ -357,7 +369,8 @@ func (e *examination) proxy(ctx context.Context) error {
 	case e.info.Router:
 		e.add("proxy", OK, "MySQL Router, which leads all statements to one server", "")
 	case len(conns) > 1:
-		e.add("proxy", Failure, "the statements of one connection reach several connections of one server", "a port of the proxy that does not multiplex")
+		e.add("proxy", Failure, "the statements of one connection reach several connections of one server",
+			"a port of the proxy that does not multiplex")
 		e.ruleOut("the statements of one connection reach several", row, advisory)
 	default:
 		e.add("proxy", OK, "none was noticed that sends the statements of one connection to several", "")
@@ -420,7 +433,8 @@ func (e *examination) settings(ctx context.Context) error {
 	if rows[0][0] == "1" {
 		e.add("durability", OK, "innodb_flush_log_at_trx_commit is 1", "")
 	} else {
-		e.add("durability", Warning, "innodb_flush_log_at_trx_commit is "+rows[0][0]+": after a crash a token can go back, and be granted again", "innodb_flush_log_at_trx_commit = 1")
+		e.add("durability", Warning, "innodb_flush_log_at_trx_commit is "+rows[0][0]+": after a crash a token can go back,"+
+			" and be granted again", "innodb_flush_log_at_trx_commit = 1")
 	}
 	detail := "lock waits that end roll back the statement"
 	if e.info.RollbackOnTimeout {
@@ -433,7 +447,8 @@ func (e *examination) settings(ctx context.Context) error {
 			return err
 		}
 		if rows[0][0] == "1" {
-			e.add("snapshots", Note, "innodb_snapshot_isolation is ON: a lock asked for in a transaction that has read fails where the row has changed since", "")
+			e.add("snapshots", Note, "innodb_snapshot_isolation is ON: a lock asked for in a transaction that has read fails"+
+				" where the row has changed since", "")
 		}
 	}
 	return nil
@@ -466,7 +481,8 @@ func (e *examination) encryption(ctx context.Context) error {
 		return nil //nolint:nilerr // nothing depends on it
 	}
 	if rows[0][1] == "" || rows[1][1] == "" {
-		e.add("encryption", Note, "the connection is not encrypted: who can read the network reads keys and data", "tls=true in the DSN, or tls=preferred, unless the connection stays on this machine")
+		e.add("encryption", Note, "the connection is not encrypted: who can read the network reads keys and data",
+			"tls=true in the DSN, or tls=preferred, unless the connection stays on this machine")
 		return nil
 	}
 	e.add("encryption", OK, rows[1][1]+", "+rows[0][1], "")

@@ -47,7 +47,8 @@ func (i *Inspector) DropTable(ctx context.Context) (Dropped, error) {
 
 func (s *session) dropTable(ctx context.Context) (done Dropped, err error) {
 	if !s.info.NamedLocks { // which has no LOCK TABLES that keeps others out, either
-		return done, fmt.Errorf("the server is %s, on which nothing keeps a lock from being granted meanwhile; when no program uses it, run:\nDROP TABLE %s", s.info.Engine, s.table)
+		return done, fmt.Errorf("the server is %s, on which nothing keeps a lock from being granted meanwhile;"+
+			" when no program uses it, run:\nDROP TABLE %s", s.info.Engine, s.table)
 	}
 	p, err := s.look(ctx, Filter{AllNamespaces: true})
 	if err != nil {

@@ -132,10 +132,12 @@ const (
 )
 
 // setup lets no statement wait for a lock or run for long. MariaDB tells the times of
-// transactions in the zone of the system, whatever the zone of the session.
-var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT, time_zone = 'SYSTEM', innodb_lock_wait_timeout = 1"+
+// transactions in the zone of the system, whatever the zone of the session. A look that is cut off
+// leaves no row locked.
+var setup = fmt.Sprintf("SET SESSION autocommit = 1, sql_mode = '', sql_select_limit = DEFAULT,"+
+	" time_zone = 'SYSTEM', innodb_lock_wait_timeout = 1"+
 	" /*!80000 , lock_wait_timeout = 1, max_execution_time = %d */ /*M!100000 , lock_wait_timeout = 0, max_statement_time = %d */",
-	questionBound.Milliseconds(), int(questionBound.Seconds())) + server.InSession(int(questionBound.Seconds())) // a look that is cut off leaves no row locked
+	questionBound.Milliseconds(), int(questionBound.Seconds())) + server.InSession(int(questionBound.Seconds()))
 
 // session is a connection for one call.
 type session struct {
@@ -159,8 +161,11 @@ type view struct {
 	deadlocks            func(*picture, context.Context) ([][]string, error)
 	activity             func(*picture, context.Context, []uint64) error
 	connections          string // the table of connections, if it is another than server.Connections
-	times                string // its columns with the number of the statement that runs, and for how long it does; "": only whole seconds are told
 	mayKill              string // the privilege to end other accounts' connections
+
+	// times are the columns of that table with the number of the statement that runs, and for how long it
+	// does; "" where only whole seconds are told.
+	times string
 }
 
 // on runs f with a new connection, which is set up, and closes it.
@@ -210,7 +215,8 @@ func (s *session) answered(ctx context.Context, asked string, f func(context.Con
 	}
 	err := f(limited)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		s.hangs = fmt.Errorf("the server has not answered since %s UTC (%s): it hangs, or the network does", since.UTC().Format(time.TimeOnly), asked)
+		s.hangs = fmt.Errorf("the server has not answered since %s UTC (%s): it hangs, or the network does",
+			since.UTC().Format(time.TimeOnly), asked)
 		err = s.hangs
 	}
 	return err
@@ -354,8 +360,7 @@ func (s *session) onDriver(f func(driver.Conn) error) error {
 	})
 }
 
-// hidden reports that the account may not read a table, or that the table does not exist:
-// 1109 is an unknown table of information_schema.
+// hidden reports that the account may not read a table, or that the table does not exist.
 func hidden(err error) bool {
-	return server.Denied(err) || server.Missing(err) || server.Number(err) == 1109
+	return server.Denied(err) || server.Missing(err) || server.Number(err) == server.UnknownTable
 }

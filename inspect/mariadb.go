@@ -121,7 +121,8 @@ func oneCopy(rows [][]string) (before, locks [][]string, same bool) {
 	for _, r := range rows {
 		of[r[0]] = append(of[r[0]], r)
 	}
-	return of["before"], of["locks"], slices.EqualFunc(of["before"], of["behind"], func(a, b []string) bool { return slices.Equal(a[1:], b[1:]) })
+	return of["before"], of["locks"], slices.EqualFunc(of["before"], of["behind"],
+		func(a, b []string) bool { return slices.Equal(a[1:], b[1:]) })
 }
 
 const (
@@ -155,14 +156,16 @@ func (s *session) newCopy(ctx context.Context) error {
 	case hidden(err): // it shows none to this account
 		return nil
 	case err == nil && !made:
-		return fmt.Errorf("%w; MariaDB shows an old copy, since another program reads information_schema.INNODB_TRX more often than every 100 ms: stop that program", ErrNotKnown)
+		return fmt.Errorf("%w; MariaDB shows an old copy, since another program reads information_schema.INNODB_TRX more often"+
+			" than every 100 ms: stop that program", ErrNotKnown)
 	}
 	return err
 }
 
 // seesItself reports whether MariaDB's copy has the session's own transaction.
 func (s *session) seesItself(ctx context.Context) (bool, error) {
-	rows, err := s.query(ctx, "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id = CONNECTION_ID() AND trx_unique_checks = @@unique_checks")
+	rows, err := s.query(ctx, "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id = CONNECTION_ID()"+
+		" AND trx_unique_checks = @@unique_checks")
 	return len(rows) > 0, err
 }
 
@@ -284,7 +287,8 @@ func (p *picture) mariadbNamedLocks(ctx context.Context) error {
 // mariadbMetadataLocks reads who has named locks from performance_schema. It fails as if that
 // were hidden if performance_schema does not watch them, which is the default.
 func (p *picture) mariadbMetadataLocks(ctx context.Context) ([][]string, error) {
-	watched, err := p.query(ctx, "SELECT 1 FROM performance_schema.setup_instruments WHERE NAME = 'wait/lock/metadata/sql/mdl' AND ENABLED = 'YES'")
+	watched, err := p.query(ctx, "SELECT 1 FROM performance_schema.setup_instruments WHERE NAME = 'wait/lock/metadata/sql/mdl'"+
+		" AND ENABLED = 'YES'")
 	if err != nil {
 		return nil, err
 	}

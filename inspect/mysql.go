@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 const (
@@ -99,7 +100,8 @@ type owner struct {
 // The server tells all locks of tables before those of rows, so they take a second look, or those of
 // transactions that have just begun would be missing.
 func (p *picture) mysqlOwners(ctx context.Context) (map[string]owner, error) {
-	rows, err := p.query(ctx, fmt.Sprintf("SELECT l.ENGINE_TRANSACTION_ID, l.THREAD_ID, t.PROCESSLIST_ID, l.EVENT_ID, s.EVENT_ID, s.TIMER_START, "+asked+", "+beginning+", x.TIMER_WAIT DIV 1000000"+
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT l.ENGINE_TRANSACTION_ID, l.THREAD_ID, t.PROCESSLIST_ID, l.EVENT_ID,"+
+		" s.EVENT_ID, s.TIMER_START, "+asked+", "+beginning+", x.TIMER_WAIT DIV 1000000"+
 		" FROM performance_schema.data_locks l LEFT JOIN performance_schema.threads t ON t.THREAD_ID = l.THREAD_ID"+running+inTransaction+
 		" WHERE %s AND l.LOCK_TYPE = 'TABLE' LIMIT %d", p.table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), most))
 	p.full(rows, whoRows)
@@ -152,7 +154,8 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 	}
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT m.OBJECT_NAME, t.PROCESSLIST_ID, m.LOCK_STATUS = 'PENDING',"+
 		" IF(m.LOCK_STATUS = 'PENDING', "+asked+", x.TIMER_WAIT DIV 1000000), s.TIMER_START, m.OWNER_EVENT_ID, "+beginning+
-		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+running+" AND s.EVENT_ID <= m.OWNER_EVENT_ID"+inTransaction+
+		" FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID"+
+		running+" AND s.EVENT_ID <= m.OWNER_EVENT_ID"+inTransaction+
 		" WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME LIKE '%s%%' LIMIT %d", lockname.Any, most))
 	if hidden(err) {
 		p.gap(whoNames, "the account may not read performance_schema", p.grant("SELECT", "performance_schema.*"))
@@ -207,9 +210,11 @@ func (p *picture) mysqlDeadlocks(ctx context.Context) ([][]string, error) {
 		p.gap(deadlocks, "performance_schema is off", turnOn)
 		return nil, nil
 	}
-	rows, err := p.query(ctx, "SELECT SUM(SUM_ERROR_RAISED) FROM performance_schema.events_errors_summary_global_by_error WHERE ERROR_NUMBER IN (1213, 3058) HAVING COUNT(*) > 0")
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT SUM(SUM_ERROR_RAISED) FROM performance_schema.events_errors_summary_global_by_error"+
+		" WHERE ERROR_NUMBER IN (%d, %d) HAVING COUNT(*) > 0", server.LockDeadlock, server.NamedLockDeadlock))
 	if err == nil && len(rows) == 0 {
-		p.gap(deadlocks, "performance_schema does not count errors", "performance_schema_error_size at its default in the server's configuration, and a restart")
+		p.gap(deadlocks, "performance_schema does not count errors",
+			"performance_schema_error_size at its default in the server's configuration, and a restart")
 	}
 	return rows, p.tolerate(err, deadlocks, p.grant("SELECT", "performance_schema.*"))
 }

@@ -66,8 +66,10 @@ func (p *picture) checkNamespace(all []Namespace) {
 	}
 	everything := []string{row, lease, advisory}
 	p.addGap(Gap{
-		What: fmt.Sprintf("keys of the namespace %q", asked), Why: "the lock table has none of it: the name is wrong, or no program has used it yet",
-		Remedy: "the right name of the namespace; the lock table has keys of " + strings.Join(names, ", "), holdersOf: everything, waitersOf: everything,
+		What:      fmt.Sprintf("keys of the namespace %q", asked),
+		Why:       "the lock table has none of it: the name is wrong, or no program has used it yet",
+		Remedy:    "the right name of the namespace; the lock table has keys of " + strings.Join(names, ", "),
+		holdersOf: everything, waitersOf: everything,
 	})
 }
 
@@ -104,7 +106,8 @@ func (e *examination) namespaceCheck(ctx context.Context) error {
 		for i, n := range by {
 			quoted[i] = fmt.Sprintf("%q", n)
 		}
-		e.add(name, Warning, detail+"; "+strings.Join(quoted, ", ")+" is also the name of a database, and the namespace of programs that set no lockNamespace and use that database: "+
+		e.add(name, Warning, detail+"; "+strings.Join(quoted, ", ")+" is also the name of a database,"+
+			" and the namespace of programs that set no lockNamespace and use that database: "+
 			"the same key in two namespaces is two locks, which can be held at the same time",
 			"set the same lockNamespace in all programs that use the same keys; do nothing if their keys are different things")
 	case len(namespaces) > 1:

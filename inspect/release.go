@@ -176,7 +176,8 @@ func (s *session) killHolders(ctx context.Context, lock Lock) (killed []uint64, 
 	}
 	switch {
 	case len(killed) > 0 && len(others) > 0:
-		return killed, fmt.Errorf("the connections %s have got the lock since the snapshot, and still hold it: look again; the connections %s, which held it with them, were ended", list(others), list(killed))
+		return killed, fmt.Errorf("the connections %s have got the lock since the snapshot, and still hold it: look again;"+
+			" the connections %s, which held it with them, were ended", list(others), list(killed))
 	case len(killed) > 0:
 		return killed, nil
 	case len(left) > 0:
@@ -198,11 +199,10 @@ func (s *session) killHolder(ctx context.Context, lock Lock, conn uint64) (done 
 		return false, nil
 	}
 	_, err = s.exec(ctx, "KILL CONNECTION "+strconv.FormatUint(conn, 10))
-	const noSuchThread, notOurs = 1094, 1095
 	switch server.Number(err) {
-	case noSuchThread: // it has ended by itself
+	case server.NoSuchThread: // it has ended by itself
 		return false, nil
-	case notOurs:
+	case server.KillDenied:
 		err = fmt.Errorf("%w; %s", err, s.grant(s.view.mayKill, "*.*"))
 	}
 	return err == nil, err

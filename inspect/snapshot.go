@@ -21,10 +21,13 @@ import (
 // Filter says which locks to show. The zero value shows all locks of the namespace, and
 // advisory locks of unknown namespace.
 type Filter struct {
-	Keys          []string // show these only, with chains through others; a key of which no holder or waiter is seen is a Lock without a Strategy
-	AllNamespaces bool     // show the locks of all namespaces; not together with Keys
-	Deadlocks     bool     // also count deadlocks
-	Forced        bool     // also show the leases that were taken away by [Inspector.Release], also those of free keys
+	// Keys has these shown only, with chains through others. A key of which no holder or waiter is seen
+	// is a Lock without a Strategy.
+	Keys []string
+
+	AllNamespaces bool // show the locks of all namespaces; not together with Keys
+	Deadlocks     bool // also count deadlocks
+	Forced        bool // also show the leases that were taken away by [Inspector.Release], also those of free keys
 
 	// Try also finds the row locks that the server does not show: those on MariaDB for
 	// which nobody waits, and all of them if the account may not read the server's views.
@@ -124,7 +127,10 @@ type tableRow struct {
 }
 
 func (s *session) picture(f Filter) *picture {
-	p := &picture{session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow), unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration)}
+	p := &picture{
+		session: s, claims: make(claims), wakeUps: make(map[string][]claim), rows: make(map[id]tableRow),
+		unseen: Value(0), sharers: make(map[id][]uint64), ages: make(map[uint64]time.Duration),
+	}
 	p.asked = question{namespace: s.namespace, keys: f.Keys, try: f.Try, forced: f.Forced}
 	if f.AllNamespaces {
 		p.asked.namespace = ""
@@ -134,7 +140,9 @@ func (s *session) picture(f Filter) *picture {
 
 func (s *session) look(ctx context.Context, f Filter) (*picture, error) {
 	p := s.picture(f)
-	for _, read := range []func(context.Context) error{p.waits, p.readTable, p.tryRows, p.matchWakeUps, p.lookAgain, p.readLocked, p.readClients, p.readActivity} {
+	for _, read := range []func(context.Context) error{
+		p.waits, p.readTable, p.tryRows, p.matchWakeUps, p.lookAgain, p.readLocked, p.readClients, p.readActivity,
+	} {
 		if err := read(ctx); err != nil {
 			return nil, fmt.Errorf("mysqllock: reading the holders and waiters: %w", err)
 		}
@@ -250,8 +258,11 @@ func (p *picture) full(rows [][]string, what string) {
 }
 
 const (
-	columns     = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
-	told        = "IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), NULL), IF(renewed_token = token, ttl, NULL), IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + CAST(ttl AS SIGNED), NULL), released, IF(renewed_token = token, NULL, ttl)"
+	columns = "namespace, name, COALESCE(owner, ''), token, versioned, CAST(expires AS CHAR)"
+	told    = "IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, granted_at, UTC_TIMESTAMP(6)), NULL)," +
+		" IF(renewed_token = token, ttl, NULL)," +
+		" IF(renewed_token = token, TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + CAST(ttl AS SIGNED), NULL)," +
+		" released, IF(renewed_token = token, NULL, ttl)"
 	toldNothing = "NULL, NULL, NULL, NULL, NULL"
 	wasForced   = "released IS NOT NULL"
 	leases      = "leases, and the tokens of keys"
@@ -331,7 +342,10 @@ func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, 
 	}
 	for _, r := range rows {
 		token, _ := strconv.ParseUint(r[3], 10, 64)
-		t := tableRow{id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1", expires: moment(r[5]), remaining: micros(r[6])}
+		t := tableRow{
+			id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1",
+			expires: moment(r[5]), remaining: micros(r[6]),
+		}
 		t.forced = r[10]
 		t.ttlBefore = positive(micros(r[11]))
 		if t.since = positive(micros(r[7])); r[8] != "" {
@@ -471,7 +485,8 @@ func (p *picture) readLocked(ctx context.Context) error {
 	if len(lines) == 0 || slices.ContainsFunc(p.gaps, func(g Gap) bool { return g.What == leases }) {
 		return nil
 	}
-	_, err := p.readRows(ctx, "("+strings.Join(lines, " UNION ALL ")+") d STRAIGHT_JOIN "+p.table.String()+" ON namespace = s AND name = k", "")
+	_, err := p.readRows(ctx, "("+strings.Join(lines, " UNION ALL ")+") d STRAIGHT_JOIN "+p.table.String()+
+		" ON namespace = s AND name = k", "")
 	return p.tolerate(err, leases, "")
 }
 
@@ -494,7 +509,8 @@ func (p *picture) readClients(ctx context.Context) error {
 	var threads [][]string
 	if p.schema && p.info.AllHolders {
 		var err error
-		threads, err = p.query(ctx, "SELECT PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST FROM performance_schema.threads WHERE PROCESSLIST_ID IN ("+list+")")
+		threads, err = p.query(ctx, "SELECT PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST FROM performance_schema.threads"+
+			" WHERE PROCESSLIST_ID IN ("+list+")")
 		if err != nil && !hidden(err) {
 			return err
 		}
@@ -606,7 +622,8 @@ func (p *picture) locks() (asked, beyond []Lock) {
 		}
 	}
 	if n := untold(asked); n > 0 {
-		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key: these are long, or have characters other than lower-case letters, digits and _.:-",
+		p.gap(fmt.Sprintf("the keys of %d locks", n), "their names have only a hash of namespace and key:"+
+			" these are long, or have characters other than lower-case letters, digits and _.:-",
 			"ask for single keys: then the names are known")
 	}
 	asked = append(asked, p.free(asked)...)
@@ -758,7 +775,8 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 
 // The texts of statements that wait for a lock.
 var (
-	rowWait  = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)' AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (?:LIMIT 1 )?(FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
+	rowWait = regexp.MustCompile("(`[^`]+(?:``[^`]*)*`\\.`[^`]+`) (?:[a-z] )?WHERE (?:[a-z]\\.)?namespace = x'([0-9a-f]*)'" +
+		" AND (?:[a-z]\\.)?name = x'([0-9a-f]+)' (?:LIMIT 1 )?(FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)")
 	noWait   = regexp.MustCompile(`NOWAIT|SKIP LOCKED|innodb_lock_wait_timeout = 0`)
 	nameWait = regexp.MustCompile(`GET_LOCK\('(mysqllock[^']*)'`)
 )
@@ -775,7 +793,8 @@ func (p *picture) waitersByText(ctx context.Context) error {
 			namespace, ok := unhex("0x" + m[2])
 			name, ok2 := unhex("0x" + m[3])
 			if ok && ok2 && m[1] == p.table.String() {
-				p.claims.add(id{row, namespace, name}, claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age}.saying(s.text))
+				waits := claim{conn: s.conn, waiting: true, shared: m[4] != "FOR UPDATE", order: s.order, age: s.age}
+				p.claims.add(id{row, namespace, name}, waits.saying(s.text))
 			}
 		}
 	}

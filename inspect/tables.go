@@ -27,7 +27,8 @@ var usedTables = view{
 // usersOfTable notes the transactions that have used the lock table, and who waits for its rows. One
 // that waits, and has locked or changed nothing yet, has locked none of them.
 func (p *picture) usersOfTable(ctx context.Context) error {
-	rows, err := p.query(ctx, fmt.Sprintf("SELECT SESSION_ID, TIMESTAMPDIFF(MICROSECOND, START_TIME, NOW(6)) FROM information_schema.CLUSTER_TIDB_TRX"+
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT SESSION_ID, TIMESTAMPDIFF(MICROSECOND, START_TIME, NOW(6))"+
+		" FROM information_schema.CLUSTER_TIDB_TRX"+
 		" WHERE SESSION_ID <> CONNECTION_ID() AND FIND_IN_SET((SELECT TIDB_TABLE_ID FROM information_schema.TABLES WHERE %s), RELATED_TABLE_IDS)"+
 		" AND NOT (STATE = 'LockWaiting' AND MEM_BUFFER_KEYS = 0)"+
 		" LIMIT %d", p.table.Where("TABLE_SCHEMA", "TABLE_NAME"), most))

@@ -14,9 +14,6 @@ import (
 // tryAtOnce is how many rows one statement of Filter.Try may lock, for a moment.
 const tryAtOnce = 20
 
-// noSkipLocked is the error of a server that does not know SKIP LOCKED: of the syntax.
-const noSkipLocked = 1064
-
 const tried = "which row locks are held that the server does not show"
 
 // tryRows finds out which rows somebody has locked of whom the server shows nothing.
@@ -39,7 +36,7 @@ func (p *picture) tryRows(ctx context.Context) error {
 	switch {
 	case server.Missing(err): // the lock table, as readTable has noted
 		return nil
-	case server.Number(err) == noSkipLocked:
+	case server.Unparsed(err): // it does not know SKIP LOCKED
 		p.gap(tried, "it needs MySQL 8.0, or MariaDB 10.6", "")
 		return nil
 	case err != nil:
@@ -53,7 +50,8 @@ func (p *picture) tryRows(ctx context.Context) error {
 // has locked them. While a lease lasts nobody holds the row: who has locked it asks for the lease, renews
 // it or commits under it.
 func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) {
-	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND NOT (%s) AND name <> %s ORDER BY namespace, name LIMIT %d",
+	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND NOT (%s) AND name <> %s"+
+		" ORDER BY namespace, name LIMIT %d",
 		p.table, p.askedRows(), schema.HighWater, schema.Live(""), schema.Literal(schema.Stripes), most))
 	p.full(rows, tried)
 	names := make(map[string][]string)
@@ -82,7 +80,7 @@ func (p *picture) tryRow(ctx context.Context, namespace, name string) error {
 	switch {
 	case err == nil:
 		p.allTried()
-	case hidden(err) || server.Number(err) == noSkipLocked:
+	case hidden(err) || server.Unparsed(err):
 		return nil
 	}
 	return err
@@ -100,7 +98,8 @@ func (p *picture) tryEach(ctx context.Context, namespace string, names []string)
 		if _, err := p.query(ctx, "BEGIN PESSIMISTIC"); err != nil {
 			return err
 		}
-		_, err := p.query(ctx, "SELECT 1 FROM "+p.table.String()+" WHERE namespace = "+schema.Literal(namespace)+" AND name = "+schema.Literal(name)+" FOR UPDATE NOWAIT")
+		_, err := p.query(ctx, "SELECT 1 FROM "+p.table.String()+" WHERE namespace = "+schema.Literal(namespace)+
+			" AND name = "+schema.Literal(name)+" FOR UPDATE NOWAIT")
 		if _, failed := p.query(ctx, "ROLLBACK"); err == nil {
 			err = failed
 		}

@@ -12,7 +12,9 @@
 // [sqlmw.NullInterceptor] and has the methods that it needs. [Of] tells lock statements from
 // those of the application, by the context that the method gets:
 //
-//	func (audit) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+//	func (audit) ConnExecContext(
+//		ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue,
+//	) (driver.Result, error) {
 //		if lock, ok := intercept.Of(ctx); ok {
 //			log.Println(lock.Step, lock.Strategy, lock.Keys, text) // take row [order:42] SELECT …
 //		}

@@ -126,14 +126,18 @@ func (l logger) TxRollback(ctx context.Context, tx driver.Tx) error {
 	return err
 }
 
-func (l logger) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (l logger) ConnExecContext(
+	ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	start := time.Now()
 	res, err := conn.ExecContext(ctx, text, args)
 	l.write(ctx, "exec", text, args, start, err)
 	return res, err
 }
 
-func (l logger) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (l logger) ConnQueryContext(
+	ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	start := time.Now()
 	rows, err := conn.QueryContext(ctx, text, args)
 	l.write(ctx, "query", text, args, start, err)
@@ -147,14 +151,18 @@ func (l logger) ConnPrepareContext(ctx context.Context, conn driver.ConnPrepareC
 	return ctx, stmt, err
 }
 
-func (l logger) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (l logger) StmtExecContext(
+	ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	start := time.Now()
 	res, err := stmt.ExecContext(ctx, args)
 	l.write(ctx, "exec", text, args, start, err)
 	return res, err
 }
 
-func (l logger) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (l logger) StmtQueryContext(
+	ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	start := time.Now()
 	rows, err := stmt.QueryContext(ctx, args)
 	l.write(ctx, "query", text, args, start, err)

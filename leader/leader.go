@@ -47,6 +47,7 @@ import (
 	"database/sql"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -220,11 +221,18 @@ func (c *campaign) lasts(err error) bool {
 	if !errors.As(err, &refused) {
 		return false
 	}
-	switch refused.Number {
-	case 1044, 1045, 1049, 1142, 1143, 1146, 1227: // access denied, of all kinds; no such database, or table
-		return true
-	}
-	return false
+	return slices.Contains(lasting, refused.Number)
+}
+
+// lasting are the numbers of the errors that last.
+var lasting = []uint16{
+	1044, // ER_DBACCESS_DENIED_ERROR
+	1045, // ER_ACCESS_DENIED_ERROR
+	1049, // ER_BAD_DB_ERROR: no such database
+	1142, // ER_TABLEACCESS_DENIED_ERROR
+	1143, // ER_COLUMNACCESS_DENIED_ERROR
+	1146, // ER_NO_SUCH_TABLE
+	1227, // ER_SPECIFIC_ACCESS_DENIED_ERROR
 }
 
 // Leader is the process that leads.
@@ -258,7 +266,8 @@ func Current(ctx context.Context, in *inspect.Inspector, key string) (leads Lead
 		return Leader{}, false, nil
 	}
 	if hidden, _ := shown.Incomplete("lease"); hidden {
-		return Leader{}, false, errors.New("mysqllock: who leads is not known: the account cannot read the leases; give it SELECT on the lock table")
+		return Leader{}, false, errors.New("mysqllock: who leads is not known: the account cannot read the leases;" +
+			" give it SELECT on the lock table")
 	}
 	return Leader{}, false, nil
 }

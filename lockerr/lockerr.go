@@ -167,7 +167,10 @@ type Holder struct {
 	Host         string        // where the connection comes from
 	Program      string        // the holder's lockOwner, else its program name
 	Held         time.Duration // for how long it has held the key; 0 if that is not known: it is where the holder is this database handle
-	Since        time.Duration // age of the transaction that holds the key, which may have waited first: the lock is no older; 0 for a lease, and if Held is known
+
+	// Since is the age of the transaction that holds the key, which may have waited first: the lock is no
+	// older. It is 0 for a lease, and if Held is known.
+	Since time.Duration
 
 	// Left: it has given the lease back, which stays for its MinHold. Its process may have ended.
 	Left bool

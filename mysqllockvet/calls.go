@@ -316,7 +316,8 @@ func (c *checker) begunBy(tx ssa.Value) ssa.CallInstruction {
 
 var (
 	readText  = regexp.MustCompile("(?is)^\\s*SELECT\\s.*?\\sFROM\\s+`?([\\w.]+)`?")
-	writeText = regexp.MustCompile("(?is)^\\s*(?:INSERT(?:\\s+IGNORE)?\\s+INTO|INSERT|REPLACE(?:\\s+INTO)?|UPDATE(?:\\s+IGNORE)?|DELETE\\s+FROM)\\s+`?([\\w.]+)`?")
+	writeText = regexp.MustCompile("(?is)^\\s*(?:INSERT(?:\\s+IGNORE)?\\s+INTO|INSERT|REPLACE(?:\\s+INTO)?" +
+		"|UPDATE(?:\\s+IGNORE)?|DELETE\\s+FROM)\\s+`?([\\w.]+)`?")
 )
 
 // text says what a constant text of a statement does, and with which table.

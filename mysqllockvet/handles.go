@@ -6,11 +6,13 @@ const pkgResolver = "gorm.io/plugin/dbresolver"
 func (c *checker) checkHandles() {
 	for _, call := range c.calls() {
 		f := c.callee(call.Common())
-		if !f.is(pkgResolver, "", "Register") && !f.is(pkgResolver, "DBResolver", "Register") || c.inTest(call.Pos()) { // of a handle that is the test's own
+		registers := f.is(pkgResolver, "", "Register") || f.is(pkgResolver, "DBResolver", "Register")
+		if !registers || c.inTest(call.Pos()) { // of a handle that is the test's own
 			continue
 		}
 		if c.resolves = true; !c.knowsSource() {
-			c.report(call.Pos(), "dbresolver", "dbresolver sends reads to other handles, where they are not under the lock: the stock that is read there may be old; "+
+			c.report(call.Pos(), "dbresolver", "dbresolver sends reads to other handles, where they are not under the lock:"+
+				" the stock that is read there may be old; "+
 				"read with Clauses(dbresolver.Write) or in a transaction wherever a lock is used, or leave the plugin out")
 		}
 	}
@@ -33,7 +35,8 @@ func (c *checker) checkReplicas(l *lock) {
 	}
 	for _, e := range c.events(l) {
 		if st := e.st; st != nil && st.style == "gorm" && st.kind == reads && st.tx == nil && !st.clauses {
-			c.report(st.call.Pos(), "dbresolver", "%s may read from another handle of dbresolver, without the lock of %s; use Clauses(dbresolver.Write), or read in a transaction", st.name, c.line(l.pos))
+			c.report(st.call.Pos(), "dbresolver", "%s may read from another handle of dbresolver, without the lock of %s;"+
+				" use Clauses(dbresolver.Write), or read in a transaction", st.name, c.line(l.pos))
 		}
 	}
 }

@@ -109,7 +109,8 @@ func split(a, b event) (at int) {
 // precedes reports whether a has run whenever b runs.
 func (c *checker) precedes(a, b event) bool {
 	at := split(a, b)
-	return c.dominates(a.stack[at], b.stack[at]) && !slices.ContainsFunc(a.stack[at+1:], func(i ssa.CallInstruction) bool { return !c.always(i) })
+	return c.dominates(a.stack[at], b.stack[at]) &&
+		!slices.ContainsFunc(a.stack[at+1:], func(i ssa.CallInstruction) bool { return !c.always(i) })
 }
 
 // follows reports whether b can run after a while the lock context is the same.

@@ -93,7 +93,8 @@ func (c *checker) derived(v ssa.Value) (from ssa.Value, ends bool) {
 		}
 		f := c.callee(call.Common())
 		switch {
-		case v.Index == 0 && f.is("context", "", "WithCancel", "WithCancelCause", "WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause"),
+		case v.Index == 0 && f.is("context", "", "WithCancel", "WithCancelCause",
+			"WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause"),
 			v.Index == 0 && f.is("os/signal", "", "NotifyContext"):
 			return f.args[0], true
 		case v.Index == 1 && f.is("golang.org/x/sync/errgroup", "", "WithContext"):

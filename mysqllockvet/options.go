@@ -18,7 +18,9 @@ const (
 )
 
 // strategies are the options that say how a key is kept.
-var strategies = map[string]string{"Row": "Row", "Lease": "Lease", "Advisory": "Advisory", "Optimistic": "Optimistic", "IfVersion": "Optimistic"}
+var strategies = map[string]string{
+	"Row": "Row", "Lease": "Lease", "Advisory": "Advisory", "Optimistic": "Optimistic", "IfVersion": "Optimistic",
+}
 
 // checkOptions reports calls whose options and keys the first statement refuses.
 func (c *checker) checkOptions() {
@@ -67,7 +69,8 @@ func (c *checker) badStrategy(_ function, opts []function) string {
 		case first == "":
 			first = s
 		case s != first:
-			return fmt.Sprintf("%s and %s exclude each other, which the first statement refuses; a key is kept in one way, so give one of them", first, s)
+			return fmt.Sprintf("%s and %s exclude each other, which the first statement refuses;"+
+				" a key is kept in one way, so give one of them", first, s)
 		}
 	}
 	return ""
@@ -89,7 +92,8 @@ func (c *checker) badKind(_ function, opts []function) string {
 	for _, o := range opts {
 		option, needs := o.name, needed[o.name]
 		if needs != nil && strategy != "" && !slices.Contains(needs, strategy) {
-			return fmt.Sprintf("%s needs %s, and the options say %s, which the first statement refuses; drop one of them", option, strings.Join(needs, " or "), strategy)
+			return fmt.Sprintf("%s needs %s, and the options say %s, which the first statement refuses;"+
+				" drop one of them", option, strings.Join(needs, " or "), strategy)
 		}
 	}
 	return ""

@@ -20,7 +20,8 @@ type chain struct {
 
 // same reports whether two chains lead to the same.
 func (a chain) same(b chain, path func(ssa.Value) string) bool {
-	return a.ok && b.ok && a.ctx == b.ctx && (a.tx == nil) == (b.tx == nil) && (a.root == b.root || path(a.root) != "" && path(a.root) == path(b.root))
+	return a.ok && b.ok && a.ctx == b.ctx && (a.tx == nil) == (b.tx == nil) &&
+		(a.root == b.root || path(a.root) != "" && path(a.root) == path(b.root))
 }
 
 // gormStatement is a statement of GORM.
@@ -30,7 +31,10 @@ func (c *checker) gormStatement(call ssa.CallInstruction, f function) *statement
 		return nil
 	}
 	ch := c.gormChain(f.self, make(map[ssa.Value]bool))
-	st := &statement{call: call, name: f.name, f: f, kind: k, style: "gorm", ctx: ch.ctx, on: ch.root, tx: ch.tx, table: ch.table, clauses: ch.any}
+	st := &statement{
+		call: call, name: f.name, f: f, kind: k, style: "gorm",
+		ctx: ch.ctx, on: ch.root, tx: ch.tx, table: ch.table, clauses: ch.any,
+	}
 	if !ch.ok {
 		st.tx = &began{} // nobody knows
 		return st

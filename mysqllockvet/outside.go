@@ -29,13 +29,17 @@ func (c *checker) reportOutside(l *lock, st *statement) {
 	const meant = ", or lockctx.Without(ctx) if that is meant"
 	switch {
 	case st.ctx != nil:
-		c.report(st.call.Pos(), "outer-context", "%s runs without the lock of %s: its context is from outside of the lock context; pass the lock context%s", st.name, where, meant)
+		c.report(st.call.Pos(), "outer-context", "%s runs without the lock of %s:"+
+			" its context is from outside of the lock context; pass the lock context%s", st.name, where, meant)
 	case st.style == "gorm":
-		c.report(st.call.Pos(), "no-context", "%s runs without the lock of %s: there is no WithContext before it; call WithContext with the lock context%s", st.name, where, meant)
+		c.report(st.call.Pos(), "no-context", "%s runs without the lock of %s: there is no WithContext before it;"+
+			" call WithContext with the lock context%s", st.name, where, meant)
 	case st.kind == begins:
-		c.report(st.call.Pos(), "begin", "the transaction of %s runs without the lock of %s: it has no context; use BeginTx with the lock context%s", st.name, where, meant)
+		c.report(st.call.Pos(), "begin", "the transaction of %s runs without the lock of %s: it has no context;"+
+			" use BeginTx with the lock context%s", st.name, where, meant)
 	default:
-		c.report(st.call.Pos(), "no-context", "%s runs without the lock of %s: it has no context; use the method that takes one, with the lock context%s", st.name, where, meant)
+		c.report(st.call.Pos(), "no-context", "%s runs without the lock of %s: it has no context;"+
+			" use the method that takes one, with the lock context%s", st.name, where, meant)
 	}
 }
 

@@ -23,8 +23,9 @@ func (c *checker) checkLate(l *lock) {
 		}
 		elsewhere := slices.DeleteFunc(c.inside(l), func(t *statement) bool { return t.tx.mayBe(begin.call) })
 		if c.sameHandle(l, begin, elsewhere) {
-			c.report(e.stack[0].Pos(), "late", "%s asks for the lock of %s in a transaction that began without it, on %s, and fails with ErrUnsafe; "+
-				"begin the transaction with the lock context, or put mysqllock.Do around it", c.callee(e.stack[0].Common()).name, c.line(l.pos), c.line(begin.call.Pos()))
+			c.report(e.stack[0].Pos(), "late", "%s asks for the lock of %s in a transaction that began without it, on %s,"+
+				" and fails with ErrUnsafe; begin the transaction with the lock context, or put mysqllock.Do around it",
+				c.callee(e.stack[0].Common()).name, c.line(l.pos), c.line(begin.call.Pos()))
 		}
 	}
 }
@@ -46,7 +47,8 @@ func (c *checker) calledUnderLock(st *statement) bool {
 }
 
 // onConn matches texts that leave something on a connection, or take it away. Its groups tell what.
-var onConn = regexp.MustCompile(`(?is)^\s*(?:(USE)|(?:CREATE|DROP)\s+(TEMPORARY)|(?:LOCK|UNLOCK)\s+(TABLES?)|SET\s+(?:(?:SESSION|LOCAL)\s+|@@(?:SESSION\.|LOCAL\.)?)?(\w+)\s*:?=)`)
+var onConn = regexp.MustCompile(`(?is)^\s*(?:(USE)|(?:CREATE|DROP)\s+(TEMPORARY)|(?:LOCK|UNLOCK)\s+(TABLES?)|` +
+	`SET\s+(?:(?:SESSION|LOCAL)\s+|@@(?:SESSION\.|LOCAL\.)?)?(\w+)\s*:?=)`)
 
 // checkLeft reports statements that ask for the lock on a sql.Conn on which something was left.
 func (c *checker) checkLeft(l *lock) {
@@ -69,7 +71,8 @@ func (c *checker) checkLeft(l *lock) {
 		}
 		for _, what := range slices.Sorted(maps.Keys(left)) {
 			by := left[what]
-			c.report(st.call.Pos(), "left", "%s asks for the lock of %s on a sql.Conn on which %s on %s has left something (%s), and fails with ErrUnsafe, as it would run without that on another connection; "+
+			c.report(st.call.Pos(), "left", "%s asks for the lock of %s on a sql.Conn on which %s on %s has left something (%s),"+
+				" and fails with ErrUnsafe, as it would run without that on another connection; "+
 				"set it in the DSN, or name the database in the statement", st.name, c.line(l.pos), by.name, c.line(by.call.Pos()), what)
 		}
 	}
@@ -110,8 +113,9 @@ func (c *checker) checkBeside(l *lock) {
 	for o := c.outer(l); o != nil; o = c.outer(o) {
 		inner, around := c.keeps(l), c.keeps(o)
 		if inner != "" && around != "" && (inner == "Optimistic") != (around == "Optimistic") {
-			c.report(l.pos, "optimistic", "%s asks for %s in a lock context that has %s, by %s on %s, and fails with ErrUnsafe: a version is compared where nothing is locked; "+
-				"keep all keys of a lock context in one way", l.f.name, inner, around, o.f.name, c.line(o.pos))
+			c.report(l.pos, "optimistic", "%s asks for %s in a lock context that has %s, by %s on %s, and fails with ErrUnsafe:"+
+				" a version is compared where nothing is locked;"+
+				" keep all keys of a lock context in one way", l.f.name, inner, around, o.f.name, c.line(o.pos))
 			return
 		}
 	}
@@ -152,7 +156,8 @@ func (c *checker) checkClaims() {
 			of, at := c.pass.TypesInfo.Uses[name], c.pass.Fset.Position(name.Pos()).Line
 			if of != nil && of.Pkg() != nil && of.Pkg().Path() == pkgLockctx && at != line {
 				line = at
-				c.report(name.Pos(), "claims", "lockctx.%s is gone: the driver changes no SELECT; write FOR UPDATE, FOR SHARE and SKIP LOCKED into the statement: "+
+				c.report(name.Pos(), "claims", "lockctx.%s is gone: the driver changes no SELECT;"+
+					" write FOR UPDATE, FOR SHARE and SKIP LOCKED into the statement: "+
 					"in GORM with clause.Locking, in bun with For, in ent with ForUpdate", name.Name)
 			}
 			return true

@@ -46,7 +46,8 @@ func (c *checker) checkUnused(l *lock) bool {
 	if len(*l.value.Referrers()) > 0 {
 		return false
 	}
-	c.report(l.pos, "unused", "nothing uses the context that %s returns, so nothing is locked; pass it to the statements that are to run under the lock", l.f.name)
+	c.report(l.pos, "unused", "nothing uses the context that %s returns, so nothing is locked;"+
+		" pass it to the statements that are to run under the lock", l.f.name)
 	return true
 }
 
@@ -60,7 +61,8 @@ func (c *checker) checkLoop(l *lock) {
 	if !ok || c.path(key) != "" && !c.isCall(key) || i.Parent() != l.fn || !reaches(l.made, i, nil) {
 		return // the same key again joins
 	}
-	c.report(l.pos, "loop", "%s is called in a loop on the context that it returned before, so each turn asks for the keys of all turns before, too; "+
+	c.report(l.pos, "loop", "%s is called in a loop on the context that it returned before,"+
+		" so each turn asks for the keys of all turns before, too; "+
 		"derive each context from the one outside of the loop, or name all keys in one WithKeys", l.f.name)
 }
 
@@ -94,7 +96,8 @@ func (c *checker) checkEnd(l *lock) {
 	}
 	for _, st := range c.inside(l) {
 		if st.kind == reads && st.tx == nil && c.endsEarlier(st.ctx, l.value) {
-			c.report(l.pos, "timeout", "the lock that %s on %s takes is kept until the context that %s was given here ends, not until the one that is derived later; "+
+			c.report(l.pos, "timeout", "the lock that %s on %s takes is kept until the context that %s was given here ends,"+
+				" not until the one that is derived later; "+
 				"call WithTimeout or WithCancel first, and %s on the context that it returns", st.name, c.line(st.call.Pos()), l.f.name, l.f.name)
 			return
 		}
@@ -130,7 +133,8 @@ func (c *checker) checkGoroutines(l *lock) {
 		case !again:
 			continue
 		case l.isHeld():
-			c.report(s.Pos(), "goroutines", "several goroutines begin transactions under %s of %s, which is one transaction: they fail, since transactions in it must end in the reverse order; "+
+			c.report(s.Pos(), "goroutines", "several goroutines begin transactions under %s of %s, which is one transaction:"+
+				" they fail, since transactions in it must end in the reverse order; "+
 				"let one goroutine write, or give it lockctx.Lease, under which transactions run side by side", l.f.name, c.line(l.pos))
 		default:
 			c.report(s.Pos(), "goroutines", "several goroutines use the lock context of %s, so they share one lock and do not exclude each other; "+
@@ -195,7 +199,8 @@ func (c *checker) checkStale(l *lock) {
 	}
 	for _, second := range write {
 		at := slices.IndexFunc(write, func(first event) bool {
-			return (first.st == second.st && c.inRange(l, first) >= 0 || first.st != second.st && c.precedes(first, second)) && c.succeeded(first, second) &&
+			return (first.st == second.st && c.inRange(l, first) >= 0 || first.st != second.st && c.precedes(first, second)) &&
+				c.succeeded(first, second) &&
 				slices.ContainsFunc(read, func(r event) bool { return c.precedes(r, first) }) &&
 				!slices.ContainsFunc(others, func(o event) bool { return c.between(l, first, o, second) }) &&
 				!slices.ContainsFunc(begun, func(b event) bool { return c.follows(l, b, first) })
@@ -208,7 +213,8 @@ func (c *checker) checkStale(l *lock) {
 		if first.st == second.st {
 			k = c.inRange(l, first)
 		}
-		c.report(second.stack[k].Pos(), "stale-read", "%s writes after the commit of %s on %s has given back the lock of the read before, and fails with ErrStaleRead; what was committed stays; "+
+		c.report(second.stack[k].Pos(), "stale-read", "%s writes after the commit of %s on %s has given back the lock"+
+			" of the read before, and fails with ErrStaleRead; what was committed stays; "+
 			"put the read and its writes into one mysqllock.Do or transaction, or read again before this",
 			c.callee(second.stack[k].Common()).name, c.callee(first.stack[k].Common()).name, c.line(first.stack[k].Pos()))
 	}
@@ -350,9 +356,10 @@ func (c *checker) checkShared(l *lock) {
 		}
 	}
 	for _, w := range all {
-		if w.kind == writes && slices.ContainsFunc(all, func(r *statement) bool { return r.kind == reads && r.table == w.table && c.reaches(l, r.call, w.call) }) {
-			c.report(w.call.Pos(), "shared", "%s writes what was read under the Shared lock of %s, which others may hold and do the same meanwhile; "+
-				"ask for the lock without Shared", w.name, c.line(l.pos))
+		readFirst := func(r *statement) bool { return r.kind == reads && r.table == w.table && c.reaches(l, r.call, w.call) }
+		if w.kind == writes && slices.ContainsFunc(all, readFirst) {
+			c.report(w.call.Pos(), "shared", "%s writes what was read under the Shared lock of %s,"+
+				" which others may hold and do the same meanwhile; ask for the lock without Shared", w.name, c.line(l.pos))
 		}
 	}
 }
@@ -376,7 +383,8 @@ func (c *checker) directly(ctx ssa.Value, l *lock) bool {
 func (c *checker) checkDriver(l *lock) {
 	for _, st := range c.inside(l) {
 		if driver := c.openedBy(st.on); driver != "" {
-			c.report(st.call.Pos(), "driver", "%s runs without the lock of %s: its handle was opened with the driver %q, which ignores lock contexts; open it with \"mysqllock\"", st.name, c.line(l.pos), driver)
+			c.report(st.call.Pos(), "driver", "%s runs without the lock of %s: its handle was opened with the driver %q,"+
+				" which ignores lock contexts; open it with \"mysqllock\"", st.name, c.line(l.pos), driver)
 		}
 	}
 }

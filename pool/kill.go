@@ -77,7 +77,8 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
 	}
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, fromHere("TRUE"), c.here())))
+	running := fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, fromHere("TRUE"), c.here())
+	_, err := p.kill(ctx, "KILL CONNECTION", listed(running))
 	return err
 }
 
@@ -161,8 +162,7 @@ func (c *Conn) kill(ctx context.Context, verb, ids string) (sent bool, err error
 			time.Sleep(killPause)
 		}
 		this := server.Exec(ctx, c.Conn, verb+" "+row[0])
-		const noSuchThread = 1094
-		if server.Number(this) == noSuchThread {
+		if server.Number(this) == server.NoSuchThread {
 			continue
 		}
 		sent = true

@@ -31,30 +31,42 @@ import (
 // Config says what a Pool holds.
 type Config struct {
 	Connect func(context.Context) (driver.Conn, error) // opens a connection
-	First   func(context.Context, driver.Conn) error   // is called with each new connection, before anything is sent on it; may refuse it. nil is none
-	Check   func(Found) error                          // is called for each new connection, with its settings before Setup; may refuse it
-	Ask     func() string                              // returns an SQL expression for Check, or ""; nil is none
-	Setup   string                                     // a statement that runs once on each new connection
-	Several func(context.Context, *Conn) (bool, error) // is called for each new connection after Check, and says whether [Conn.Send] may send one text; nil is no
-	Splits  bool                                       // the server runs a text with a semicolon as several statements, which the DSN does not ask for
-	Instead func() string                              // returns what runs in place of Setup, or ""; nil is none
-	Max     int                                        // the most connections at a time; at least 1
-	Uses    string                                     // what the connections are for, in errors: "sessions"
-	MaxIs   string                                     // the parameter that Max comes from, in errors; "" for none
-	Idle    time.Duration                              // an unused connection is closed after this long; 0 is no limit
-	Budget  *Budget                                    // nil for a pool that shares no budget
-	Control bool                                       // the budget's reserved permits are for this pool
-	Keeps   bool                                       // one of the budget's permits is kept for this pool: see [Pool.Keep]
-	Bare    bool                                       // for statements of the application: neither set up nor asked for its id
-	ByCalls bool                                       // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
+
+	// First is called with each new connection, before anything is sent on it; may refuse it. nil is none.
+	First func(context.Context, driver.Conn) error
+
+	// Several is called for each new connection after Check, and says whether [Conn.Send] may send one text;
+	// nil is no.
+	Several func(context.Context, *Conn) (bool, error)
+
+	// Splits: the server runs a text with a semicolon as several statements, which the DSN does not ask for.
+	Splits bool
+
+	Check   func(Found) error // is called for each new connection, with its settings before Setup; may refuse it
+	Ask     func() string     // returns an SQL expression for Check, or ""; nil is none
+	Setup   string            // a statement that runs once on each new connection
+	Instead func() string     // returns what runs in place of Setup, or ""; nil is none
+	Max     int               // the most connections at a time; at least 1
+	Uses    string            // what the connections are for, in errors: "sessions"
+	MaxIs   string            // the parameter that Max comes from, in errors; "" for none
+	Idle    time.Duration     // an unused connection is closed after this long; 0 is no limit
+	Budget  *Budget           // nil for a pool that shares no budget
+	Control bool              // the budget's reserved permits are for this pool
+	Keeps   bool              // one of the budget's permits is kept for this pool: see [Pool.Keep]
+	Bare    bool              // for statements of the application: neither set up nor asked for its id
+	ByCalls bool              // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
 }
 
 // Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
 // others are current.
 type Stats struct {
-	Max      int           // the limit, lockMaxConns or maxConns, on those in use that are not Beside
-	InUse    int           // acquired by a caller
-	Beside   int           // of those in use and those being connected: beside a connection of database/sql, for a transaction of BeginTx or for one statement
+	Max   int // the limit, lockMaxConns or maxConns, on those in use that are not Beside
+	InUse int // acquired by a caller
+
+	// Beside are those of the ones in use, and of the ones being connected, that are beside a connection of
+	// database/sql, for a transaction of BeginTx or for one statement.
+	Beside int
+
 	Idle     int           // ready for the next caller
 	Opening  int           // being connected
 	Waiting  int           // callers that wait for one now
@@ -221,7 +233,8 @@ func ExplainFull(err error) error {
 	if !server.Full(err) {
 		return err
 	}
-	return fmt.Errorf("%w; locks need connections of their own: allow more on the server (max_connections, max_user_connections), or fewer in this program (maxConns, or lockMaxConns and SetMaxOpenConns)", err)
+	return fmt.Errorf("%w; locks need connections of their own: allow more on the server (max_connections,"+
+		" max_user_connections), or fewer in this program (maxConns, or lockMaxConns and SetMaxOpenConns)", err)
 }
 
 // Acquire returns a connection that was alive a moment ago, and its turn. It waits for one
@@ -245,7 +258,9 @@ func (p *Pool) exhausted(ended error) error {
 	var err error
 	if b := p.budget; p.bounded && (p.cfg.Bare || p.limited() < p.cfg.Max) {
 		inUse, waiting, reserved := b.shortage()
-		err = fmt.Errorf("none of the %d connections of this handle (maxConns) was free: %d in use, of which %d wait in the server for locks, and %d kept for leases, advisory locks and the driver's own statements; allow more of them, or let units of work need fewer at a time",
+		err = fmt.Errorf("none of the %d connections of this handle (maxConns) was free:"+
+			" %d in use, of which %d wait in the server for locks, and %d kept for leases, advisory locks"+
+			" and the driver's own statements; allow more of them, or let units of work need fewer at a time",
 			b.max, inUse, waiting, reserved)
 	} else {
 		err = fmt.Errorf("all %d connections for %s are in use", p.cfg.Max, p.cfg.Uses)

@@ -198,7 +198,9 @@ func (d *demo) sell(ctx context.Context, under func(context.Context) context.Con
 	return s, errors.Join(errs...)
 }
 
-func (d *demo) buy(ctx context.Context, db *sql.DB, under func(context.Context) context.Context) (sold bool, wait time.Duration, err error) {
+func (d *demo) buy(
+	ctx context.Context, db *sql.DB, under func(context.Context) context.Context,
+) (sold bool, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	ctx = under(ctx)

@@ -43,9 +43,10 @@ seen), "held" (true or false), "slot", "slotted" (the key has several), "stripe"
 where keys do not share rows), "name_hex" (that of its row, or of the server's named
 lock), "token", "versioned", "used" (false: the lock table has no row of the key),
 "expires" and "remaining_ms" of a lease, "holders" and "waiters" ("in_order": as the server
-queues them for a row; else the longest wait first), and "lapsed", which is who had a lease that has run out. "forced" is who has last taken a lease
-away ("token", "time", "account", "process", "reason"). All holders and waiters have "connection_id", "user", "host", "program", "pid" and
-"shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
+queues them for a row; else the longest wait first), and "lapsed", which is who
+had a lease that has run out. "forced" is who has last taken a lease away ("token", "time",
+"account", "process", "reason"). All holders and waiters have "connection_id", "user",
+"host", "program", "pid" and "shared"; holders "since_ms", or "least_ms" where only that is known, "transaction_ms",
 "left" (given back, and kept for its --min-hold), of a lease "renewed_ms" (since its
 last renewal) and "ttl_ms", or before its first "unrenewed_ms" and "expected_ttl_ms" (since
 the grant, if its TTL is that, as of the lease before), "locks_on_connection",
@@ -94,7 +95,8 @@ they wait there, and its Stats and metrics count them.
 	l.flags(c)
 	c.Flags().BoolVarP(&l.filter.AllNamespaces, "all-namespaces", "A", false, "of all that share the lock table")
 	c.Flags().BoolVar(&l.top, "top", false, "which keys are waited for most, one line each: the longest wait first")
-	c.Flags().StringSliceVar(&l.classes, "class", nil, "with --top: one line for all keys that match the `pattern`,\nin which * is any text; for several, the first counts")
+	c.Flags().StringSliceVar(&l.classes, "class", nil, "with --top: one line for all keys that match the `pattern`,"+
+		"\nin which * is any text; for several, the first counts")
 	return c
 }
 
@@ -142,12 +144,15 @@ func keysOf(args []string, hexadecimal bool) (keys []string, err error) {
 
 func (l *looking) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&l.json, "json", false, "for programs")
-	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted, also when the server was gone;\n--watch=500ms says how often")
+	c.Flags().DurationVar(&l.watch, "watch", 0, "look again and again, until interrupted, also when the server was gone;"+
+		"\n--watch=500ms says how often")
 	c.Flags().BoolVar(&l.byWait, "by-wait", false, "the lock with the longest wait first")
 	c.Flags().BoolVar(&l.wide, "wide", false, "whole lines, also on a terminal that is narrower")
 	c.Flags().Lookup("watch").NoOptDefVal = "2s"
-	c.Flags().BoolVar(&l.code, "exit-code", false, "end with 0 if a holder is shown, 3 if nobody holds,\nor 4 if that cannot be known: not all is shown")
-	c.Flags().BoolVar(&l.filter.Try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
+	c.Flags().BoolVar(&l.code, "exit-code", false, "end with 0 if a holder is shown, 3 if nobody holds,"+
+		"\nor 4 if that cannot be known: not all is shown")
+	c.Flags().BoolVar(&l.filter.Try, "try", false, "also find row locks that the server does not show, by trying to lock"+
+		"\neach row for a moment, in which NoWait fails at it")
 	c.MarkFlagsMutuallyExclusive("watch", "exit-code")
 	c.MarkFlagsMutuallyExclusive("watch", "try")
 }
@@ -281,9 +286,11 @@ func (l *listing) add(waits bool, cells ...string) {
 	l.rows, l.waiting = append(l.rows, cells), append(l.waiting, waits)
 }
 
-const overtaken = "in the server's order, which is not that of the longest wait: a waiter for a row asks anew after its lockTTL (30s), and is the last then"
+const overtaken = "in the server's order, which is not that of the longest wait:" +
+	" a waiter for a row asks anew after its lockTTL (30s), and is the last then"
 
-const neverUsed = "never used here: the lock table has no row for it, so no program has held it by a row, a lease or a version, or gc has removed it; see whether it is spelt right"
+const neverUsed = "never used here: the lock table has no row for it, so no program has held it by a row, a lease" +
+	" or a version, or gc has removed it; see whether it is spelt right"
 
 // lock adds the rows of one.
 func (l *listing) lock(lock *inspect.Lock) {
@@ -338,7 +345,8 @@ func (l *listing) lock(lock *inspect.Lock) {
 // forced adds a note, for show, of who has last taken a lease on the key away.
 func (l *listing) forced(lock inspect.Lock, at int) {
 	if f := lock.Forced; f != nil && l.why {
-		note := fmt.Sprintf("the lease with token %d was taken away on %s UTC by %s in process %s", f.Token, f.Time.Format(time.DateTime), f.Account, f.Process)
+		note := fmt.Sprintf("the lease with token %d was taken away on %s UTC by %s in process %s",
+			f.Token, f.Time.Format(time.DateTime), f.Account, f.Process)
 		if f.Reason != "" {
 			note += ": " + f.Reason
 		}
@@ -522,18 +530,20 @@ func reasons(snap *inspect.Snapshot, circles []inspect.Circle, lock *inspect.Loc
 	case h.Least > 0:
 		out = append(out, "it has the lock for "+brief(h.Least)+" at least; since when is not known")
 	case lock.Strategy == "lease":
-		out = append(out, "since when it has the lock is not known: its first renewal tells, a third of its TTL after the grant; an older program, "+
-			"a table without the columns (doctor) or a MaxHold does not")
+		out = append(out, "since when it has the lock is not known: its first renewal tells, a third of its TTL after the grant;"+
+			" an older program, a table without the columns (doctor) or a MaxHold does not")
 	default:
 		out = append(out, "since when it has the lock is not known")
 	}
 	if h.Overdue() {
 		expected, _ := h.ExpectedTTL.Get()
-		out = append(out, fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s: the program is frozen, cut off or too slow, "+
-			"or has a MaxHold; the lease ends in %s unless it is renewed", brief(expected), brief(expected/3), brief(lock.Remaining)))
+		out = append(out, fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s:"+
+			" the program is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
+			brief(expected), brief(expected/3), brief(lock.Remaining)))
 	}
 	if h.Silent() {
-		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program is frozen, cut off or too slow; the lease ends in %s unless it is renewed", brief(lock.Remaining)))
+		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program is frozen, cut off or too slow;"+
+			" the lease ends in %s unless it is renewed", brief(lock.Remaining)))
 	}
 	if h.Silent() || h.Overdue() {
 		if lock.Waiters.More && len(lock.Waiters.List) == 0 {
@@ -719,7 +729,8 @@ func (j jsonWaits) list() (out []jsonWait) {
 		out = append(out, jsonWait{c, slices.Sorted(maps.Keys(keys))})
 	}
 	slices.SortFunc(out, func(a, b jsonWait) int {
-		return cmp.Or(cmp.Compare(a.ConnectionID, b.ConnectionID), cmp.Compare(a.Program, b.Program), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Host, b.Host))
+		return cmp.Or(cmp.Compare(a.ConnectionID, b.ConnectionID), cmp.Compare(a.Program, b.Program),
+			cmp.Compare(a.PID, b.PID), cmp.Compare(a.Host, b.Host))
 	})
 	return out
 }
@@ -732,7 +743,8 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 	for _, l := range snap.Locks {
 		j := jsonLock{
 			Key: l.Key, Namespace: l.Namespace, Strategy: l.Strategy, Held: l.Holders.Any(), Slot: l.Slot, Slotted: l.Slotted, Stripe: l.Stripe,
-			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Used: l.Used, Remaining: ms(l.Remaining), InOrder: l.InOrder && len(l.Waiters.List) > 0,
+			Name: hex.EncodeToString([]byte(l.Name)), Token: l.Token, Versioned: l.Versioned, Used: l.Used,
+			Remaining: ms(l.Remaining), InOrder: l.InOrder && len(l.Waiters.List) > 0,
 			HoldersIncomplete: l.Holders.More, WaitersIncomplete: l.Waiters.More,
 		}
 		if !l.Expires.IsZero() {
@@ -745,7 +757,10 @@ func shown(snap *inspect.Snapshot) jsonSnapshot {
 			ttl, _ := h.TTL.Get()
 			unrenewed, _ := h.Unrenewed.Get()
 			expected, _ := h.ExpectedTTL.Get()
-			one := jsonHolder{client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, ms(renewed), ms(ttl), ms(unrenewed), ms(expected), h.Locks.Seen, h.Locks.More, nil}
+			one := jsonHolder{
+				client(h.Client, h.Shared), ms(since), ms(h.Least), ms(within), h.Left, ms(renewed), ms(ttl),
+				ms(unrenewed), ms(expected), h.Locks.Seen, h.Locks.More, nil,
+			}
 			if a := h.Activity; a != nil {
 				one.Activity = &jsonActivity{a.Running, ms(a.For), a.Least, a.Statement, a.Elsewhere}
 			}

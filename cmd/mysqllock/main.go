@@ -158,7 +158,8 @@ Of option files it reads the groups [client], [client-server], [client-mariadb],
 	at := new(target)
 	at.flags(root.PersistentFlags())
 	root.AddCommand(
-		newLs(at), newShow(at), newRelease(at), newGC(at), newSchema(at), newDoctor(at), newBench(at), newUI(at), newMan(), newRecord(at), newHistory(at),
+		newLs(at), newShow(at), newRelease(at), newGC(at), newSchema(at), newDoctor(at), newBench(at), newUI(at), newMan(),
+		newRecord(at), newHistory(at),
 	)
 	root.AddCommand(unixCommands(at)...)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

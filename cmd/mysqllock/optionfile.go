@@ -54,7 +54,8 @@ func readOptionFiles(only string) (*mysql.Config, mysqllock.Config, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, locks, fmt.Errorf("no server is named: give --dsn or %s, or a user, a password and a host in the group [client] of ~/.my.cnf", dsnVariable)
+		return nil, locks, fmt.Errorf("no server is named: give --dsn or %s, or a user, a password"+
+			" and a host in the group [client] of ~/.my.cnf", dsnVariable)
 	}
 	cfg, err := found.config()
 	if err != nil {

@@ -79,7 +79,8 @@ new "token" of a lease and the connections "killed".`,
 	c.Flags().BoolVarP(&b.yes, "yes", "y", false, "do not ask first, for scripts")
 	c.Flags().IntVar(&b.slot, "slot", -1, "only this `slot` of the key")
 	c.Flags().BoolVar(&b.allSlots, "all-slots", false, "all slots of the key")
-	c.Flags().BoolVar(&b.try, "try", false, "also find row locks that the server does not show, by trying to lock\neach row for a moment, in which NoWait fails at it")
+	c.Flags().BoolVar(&b.try, "try", false, "also find row locks that the server does not show, by trying to lock"+
+		"\neach row for a moment, in which NoWait fails at it")
 	c.MarkFlagsMutuallyExclusive("slot", "all-slots")
 	c.Flags().StringVar(&b.reason, "reason", "", "`why`, for the holder of a lease, of up to 500 bytes")
 	c.Flags().BoolVar(&b.asJSON, "json", false, "for programs")

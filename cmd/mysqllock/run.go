@@ -121,7 +121,8 @@ Exit status: that of the command, 128+n if signal n has ended it, and
 	f.StringVarP(&r.key, "key", "k", "", "`key` of the lock, 1 to 255 bytes, if it is not the first argument")
 	f.DurationVar(&r.ttl, "lease", 30*time.Second, "")
 	_ = f.MarkHidden("lease") // its name before
-	f.DurationVar(&r.minHold, "min-hold", 0, "keep the key for so long after the command has ended, for jobs\nthat are faster than clocks differ")
+	f.DurationVar(&r.minHold, "min-hold", 0, "keep the key for so long after the command has ended, for jobs"+
+		"\nthat are faster than clocks differ")
 	r.flags(c)
 	c.MarkFlagsMutuallyExclusive("ttl", "lease")
 	c.MarkFlagsMutuallyExclusive("shared", "min-hold")

@@ -52,7 +52,8 @@ func (t *target) configs() (*mysql.Config, mysqllock.Config, error) {
 		locks.Namespace = t.namespace
 	}
 	if cfg.DBName == "" && (locks.Namespace == "" || !strings.Contains(locks.Table, ".")) {
-		return nil, locks, errors.New("no database is named, which says where the lock table is, and the namespace of the keys: give --database; or --table as schema.table, and --namespace")
+		return nil, locks, errors.New("no database is named, which says where the lock table is, and the namespace of the keys:" +
+			" give --database; or --table as schema.table, and --namespace")
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = connectLimit
@@ -120,7 +121,8 @@ func (t *target) inspector(several bool) (*inspect.Inspector, func(), error) {
 	}
 	db := sql.OpenDB(connector)
 	i, err := inspect.New(db, inspect.Options{Table: locks.Table, Namespace: locks.Namespace, Silent: func(since time.Time, asked string) {
-		fmt.Fprintf(os.Stderr, "mysqllock: %s has not answered since %s UTC (%s)\n", printable(cfg.Addr), since.UTC().Format(time.TimeOnly), asked)
+		fmt.Fprintf(os.Stderr, "mysqllock: %s has not answered since %s UTC (%s)\n", printable(cfg.Addr),
+			since.UTC().Format(time.TimeOnly), asked)
 	}})
 	if err != nil {
 		db.Close()

@@ -46,7 +46,8 @@ func heats(snap *inspect.Snapshot, patterns []string) []*heat {
 		h.add(lock)
 	}
 	slices.SortStableFunc(all, func(a, b *heat) int {
-		return cmp.Or(cmp.Compare(b.longest.Least, a.longest.Least), cmp.Compare(b.waiting.Seen, a.waiting.Seen), cmp.Compare(b.held.Seen, a.held.Seen))
+		return cmp.Or(cmp.Compare(b.longest.Least, a.longest.Least), cmp.Compare(b.waiting.Seen, a.waiting.Seen),
+			cmp.Compare(b.held.Seen, a.held.Seen))
 	})
 	return all
 }
@@ -84,7 +85,9 @@ func (h *heat) waits() string {
 }
 
 // ownLines is what no look at the server counts.
-const ownLines = "WAITING is who waits in the server, and ≥ where callers may ask again and again, which it does not show: not who waits in the holder's own process, in its queue for the key or for a connection (maxConns), which its Stats and metrics count"
+const ownLines = "WAITING is who waits in the server, and ≥ where callers may ask again and again, which it does not show:" +
+	" not who waits in the holder's own process, in its queue for the key or for a connection (maxConns), which its Stats" +
+	" and metrics count"
 
 // printTop writes a line for each class of keys.
 func printTop(w io.Writer, c colours, width int, snap *inspect.Snapshot, patterns []string) {
@@ -131,7 +134,10 @@ func (l *looking) shown(snap *inspect.Snapshot) any {
 		Classes []jsonHeat `json:"classes"`
 	}{jsonSnapshot: all, Classes: []jsonHeat{}}
 	for _, h := range heats(snap, l.classes) {
-		out.Classes = append(out.Classes, jsonHeat{h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(), ms(h.longest.Least), h.waiting.More})
+		out.Classes = append(out.Classes, jsonHeat{
+			h.class, h.locks.Known(), h.held.Known(), h.waiting.Known(),
+			ms(h.longest.Least), h.waiting.More,
+		})
 	}
 	return out
 }

@@ -13,7 +13,8 @@ func SomeSQL(ctx context.Context, db *sql.DB, worker string, do func(tx *sql.Tx,
 		return 0, err
 	}
 	defer tx.Rollback()
-	tasks, err := tasksOf(tx.QueryContext(ctx, "SELECT id, tries FROM tasks WHERE state = 'new' ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED", most))
+	tasks, err := tasksOf(tx.QueryContext(ctx, "SELECT id, tries FROM tasks WHERE state = 'new'"+
+		" ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED", most))
 	if err != nil {
 		return 0, err
 	}

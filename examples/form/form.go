@@ -36,7 +36,8 @@ func (h handler) show(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	version, _ := mysqllock.Version(ctx)
-	fmt.Fprintf(w, `<form method="post"><input name="stock" value="%d"><input type="hidden" name="version" value="%d"></form>`+"\n", stock, version)
+	fmt.Fprintf(w, `<form method="post"><input name="stock" value="%d"><input type="hidden" name="version" value="%d"></form>`+"\n",
+		stock, version)
 }
 
 // change writes the stock if the version is still the one that was shown.

@@ -78,25 +78,33 @@ func (a *Audit) TxRollback(ctx context.Context, tx driver.Tx) error {
 	return err
 }
 
-func (a *Audit) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (a *Audit) ConnExecContext(
+	ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	result, err := conn.ExecContext(ctx, text, args)
 	a.note(ctx, text, err)
 	return result, err
 }
 
-func (a *Audit) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (a *Audit) ConnQueryContext(
+	ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	rows, err := conn.QueryContext(ctx, text, args)
 	a.note(ctx, text, err)
 	return ctx, rows, err
 }
 
-func (a *Audit) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (a *Audit) StmtExecContext(
+	ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	result, err := stmt.ExecContext(ctx, args)
 	a.note(ctx, text, err)
 	return result, err
 }
 
-func (a *Audit) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (a *Audit) StmtQueryContext(
+	ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	rows, err := stmt.QueryContext(ctx, args)
 	a.note(ctx, text, err)
 	return ctx, rows, err

@@ -83,7 +83,8 @@ func PayInSteps(ctx context.Context, db *gorm.DB, id uint, charge Charge) error 
 		}
 	}
 	var entries int64
-	if err := db.Model(&Entry{}).Where("payment_id = ?", id).Count(&entries).Error; err != nil || entries > 0 { // takes the lock, if it is not held
+	// This takes the lock, if it is not held.
+	if err := db.Model(&Entry{}).Where("payment_id = ?", id).Count(&entries).Error; err != nil || entries > 0 {
 		return err
 	}
 	return db.Create(&Entry{PaymentID: id, Amount: p.Amount}).Error

@@ -28,7 +28,9 @@ var Steps = []string{
 // person looks at it.
 func Migrate(ctx context.Context, db *sql.DB) error {
 	return mysqllock.Do(ctx, db, "migrations", func(ctx context.Context) error {
-		if _, err := db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS migrations (step INT UNSIGNED PRIMARY KEY, done TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)"); err != nil {
+		_, err := db.ExecContext(ctx, "CREATE TABLE IF NOT EXISTS migrations (step INT UNSIGNED PRIMARY KEY,"+
+			" done TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)")
+		if err != nil {
 			return err
 		}
 		var done int

@@ -79,7 +79,8 @@ func demonstrate(ctx context.Context, args []string) error {
 		return errors.New("-units, -processes and -buyers must be at least 1, and two must want the same")
 	}
 
-	fmt.Printf("%d units of one product, %d buyers in %d processes. Each buyer reads the stock (First),\n", o.units, o.processes*o.buyers, o.processes)
+	fmt.Printf("%d units of one product, %d buyers in %d processes. Each buyer reads the stock (First),\n",
+		o.units, o.processes*o.buyers, o.processes)
 	fmt.Println("pays for 1-3 ms, writes the stock back (Save) and inserts an order, until it reads 0.")
 	fmt.Println("With mysqllock the code is the same as with mysql, but for the name of the driver and one line:")
 	fmt.Printf("\n  ctx = lockctx.With(ctx, %q)\n\n", productKey)
@@ -112,7 +113,8 @@ func installed(server string) (chosen []tempserver.Binary, err error) {
 		}
 	}
 	if len(chosen) == 0 {
-		return nil, fmt.Errorf("no server found for -server %s; make demo installs them (Debian or Ubuntu, as root), -dsn names one that runs", server)
+		return nil, fmt.Errorf("no server found for -server %s; make demo installs them (Debian or Ubuntu, as root),"+
+			" -dsn names one that runs", server)
 	}
 	return chosen, nil
 }
@@ -174,7 +176,8 @@ func (o options) onServer(ctx context.Context, dsn string, throwaway bool) (err 
 	}
 	table(os.Stdout, painter(os.Stdout), results)
 	fmt.Println("\n  A wait is how long First took; with a lock it includes the queue.")
-	fmt.Println("  What First has read is good for one transaction after it. In most programs the read belongs into that, or into mysqllock.Do.")
+	fmt.Println("  What First has read is good for one transaction after it. In most programs the read belongs into that," +
+		" or into mysqllock.Do.")
 	return errors.Join(append(verdicts, s.showSQL(ctx))...)
 }
 

@@ -33,7 +33,8 @@ func (r result) exact() bool {
 func (r result) verdict() string {
 	switch {
 	case r.how != unlocked && !r.exact():
-		return fmt.Sprintf("%s was not exact: %d orders for %d units, the buyers count %d, stock left %d", r.how, r.orders, r.units, r.Bought, r.stock)
+		return fmt.Sprintf("%s was not exact: %d orders for %d units, the buyers count %d, stock left %d",
+			r.how, r.orders, r.units, r.Bought, r.stock)
 	case r.how == unlocked && r.oversold() <= 0:
 		return fmt.Sprintf("%s did not oversell this time (%d orders for %d units), so the comparison shows nothing", r.how, r.orders, r.units)
 	}

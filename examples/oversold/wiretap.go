@@ -78,25 +78,33 @@ func (w *wiretap) TxCommit(_ context.Context, tx driver.Tx) error {
 	return err
 }
 
-func (w *wiretap) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (w *wiretap) ConnExecContext(
+	ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	res, err := conn.ExecContext(ctx, text, args)
 	w.note(text, err)
 	return res, err
 }
 
-func (w *wiretap) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (w *wiretap) ConnQueryContext(
+	ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	rows, err := conn.QueryContext(ctx, text, args)
 	w.note(text, err)
 	return ctx, rows, err
 }
 
-func (w *wiretap) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (w *wiretap) StmtExecContext(
+	ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	res, err := stmt.ExecContext(ctx, args)
 	w.note(text, err)
 	return res, err
 }
 
-func (w *wiretap) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (w *wiretap) StmtQueryContext(
+	ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	rows, err := stmt.QueryContext(ctx, args)
 	w.note(text, err)
 	return ctx, rows, err

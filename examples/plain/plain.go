@@ -95,7 +95,8 @@ func SellTooMuch(ctx context.Context, db *sql.DB, product int, buyer string) err
 	if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", product).Scan(&stock); err != nil { // takes the lock
 		return err
 	}
-	if _, err := db.ExecContext(ctx, "INSERT INTO orders (product_id, buyer) VALUES (?, ?)", product, buyer); err != nil { // commits, and gives the lock back
+	// This commits, and gives the lock back.
+	if _, err := db.ExecContext(ctx, "INSERT INTO orders (product_id, buyer) VALUES (?, ?)", product, buyer); err != nil {
 		return err
 	}
 	_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, product)
@@ -121,7 +122,9 @@ func Stocktaking(ctx context.Context, db *sql.DB, product int, count func() (int
 // Restock orders from a supplier, which takes longer than a transaction should.
 // Its lease is renewed meanwhile; each write commits by itself, as long as the
 // lease is ours.
-func Restock(ctx context.Context, db *sql.DB, products []int, order func(ctx context.Context, product int, token uint64) (int, error)) error {
+func Restock(
+	ctx context.Context, db *sql.DB, products []int, order func(ctx context.Context, product int, token uint64) (int, error),
+) error {
 	return mysqllock.Do(ctx, db, "restock", func(ctx context.Context) error {
 		token, _ := mysqllock.Token(ctx) // grows with each grant: the supplier refuses an older one
 		for _, product := range products {

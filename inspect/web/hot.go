@@ -46,7 +46,8 @@ func (h *heat) add(other heat) {
 
 // hotter sorts: what was waited for most comes first.
 func hotter(a, b heat) int {
-	return cmp.Or(cmp.Compare(b.Waited, a.Waited), cmp.Compare(b.Longest, a.Longest), cmp.Compare(b.Lost, a.Lost), cmp.Compare(a.Class, b.Class))
+	return cmp.Or(cmp.Compare(b.Waited, a.Waited), cmp.Compare(b.Longest, a.Longest), cmp.Compare(b.Lost, a.Lost),
+		cmp.Compare(a.Class, b.Class))
 }
 
 // past is what was seen in the minutes that are remembered, at most as many, and of each

@@ -64,7 +64,10 @@ type sampler struct {
 
 func newSampler(i *inspect.Inspector, o Options) *sampler {
 	l, always := o.Losses, o.Background
-	s := &sampler{past: past{class: o.Class}, unseen: background - interval, inspector: i, losses: l, always: always, entered: make(chan struct{}, 1), done: make(chan struct{}), viewers: make(map[viewer]bool)}
+	s := &sampler{
+		past: past{class: o.Class}, unseen: background - interval, inspector: i, losses: l, always: always,
+		entered: make(chan struct{}, 1), done: make(chan struct{}), viewers: make(map[viewer]bool),
+	}
 	if l == nil {
 		s.losses, s.own = new(Losses), true
 	}

@@ -59,7 +59,10 @@ func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []l
 // newLoss is that of a lease that has run out.
 func newLoss(l inspect.Lock) loss {
 	v := newLockView(l)
-	return loss{at: time.Now(), keys: []string{l.Key}, Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program, Why: "it ran out, neither renewed nor given back"}
+	return loss{
+		at: time.Now(), keys: []string{l.Key}, Key: v.Key, Strategy: v.Strategy, Who: v.Holders[0].Program,
+		Why: "it ran out, neither renewed nor given back",
+	}
 }
 
 // lose forgets what would be taken for the present after a time in which nobody looked: the count of

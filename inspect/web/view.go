@@ -242,8 +242,9 @@ func reason(chain []inspect.Link) string {
 func newLockView(l inspect.Lock) lockView {
 	v := lockView{
 		ID: id(l), Ref: ref(l), Strategy: l.Strategy,
-		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), InOrder: l.InOrder, Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
-		Overtaken: l.Overtaken(), HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
+		Remaining: milliseconds(l.Remaining), Waiting: len(l.Waiters.List), InOrder: l.InOrder,
+		Releasable: l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0,
+		Overtaken:  l.Overtaken(), HoldMore: l.Holders.More, WaitMore: l.Waiters.More, Holders: []client{}, Waiters: []client{},
 	}
 	if l.Slotted {
 		v.Slot = &l.Slot

@@ -55,7 +55,7 @@ func (d *Disturbed) ExecContext(ctx context.Context, text string, args []driver.
 }
 
 // Interrupted is what the server answers where a statement was ended by KILL QUERY.
-var Interrupted = &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
+var Interrupted = &mysql.MySQLError{Number: server.QueryInterrupted, Message: "Query execution was interrupted"}
 
 // DisturbedCommit is what happens to a statement that checks and commits, and what comes of it.
 type DisturbedCommit struct {
@@ -67,13 +67,16 @@ type DisturbedCommit struct {
 // DisturbedCommits are those that any strategy must tell apart.
 func DisturbedCommits() map[string]DisturbedCommit {
 	return map[string]DisturbedCommit{
-		"killed before":           {Disturbed: Disturbed{Err: Interrupted}},
-		"killed after":            {Disturbed: Disturbed{Err: Interrupted, After: true}, Committed: true, Done: true},
-		"killed after, then cut":  {Disturbed: Disturbed{Err: Interrupted, After: true, Next: mysql.ErrInvalidConn}, Committed: true, Unknown: true},
+		"killed before": {Disturbed: Disturbed{Err: Interrupted}},
+		"killed after":  {Disturbed: Disturbed{Err: Interrupted, After: true}, Committed: true, Done: true},
+		"killed after, then cut": {
+			Disturbed: Disturbed{Err: Interrupted, After: true, Next: mysql.ErrInvalidConn},
+			Committed: true, Unknown: true,
+		},
 		"killed after, and again": {Disturbed: Disturbed{Err: Interrupted, After: true, Next: Interrupted}, Committed: true, Unknown: true},
 		"cut before":              {Disturbed: Disturbed{Err: mysql.ErrInvalidConn}, Unknown: true},
 		"cut after":               {Disturbed: Disturbed{Err: mysql.ErrInvalidConn, After: true}, Committed: true, Unknown: true},
 		"nothing sent":            {Disturbed: Disturbed{Err: driver.ErrBadConn}},
-		"deadlock":                {Disturbed: Disturbed{Err: &mysql.MySQLError{Number: 1213}}},
+		"deadlock":                {Disturbed: Disturbed{Err: &mysql.MySQLError{Number: server.LockDeadlock}}},
 	}
 }

@@ -37,7 +37,8 @@ func (d *Database) MustHaveMoved(key string) {
 	d.T.Helper()
 	if !d.MariaDB() && d.One(d.Connect(), "SELECT COUNT(*) FROM performance_schema.data_locks l"+
 		" JOIN performance_schema.data_locks o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'"+
-		fmt.Sprintf(" WHERE l.OBJECT_SCHEMA = '%s' AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_DATA LIKE '%%, 0x%X' AND l.THREAD_ID <> o.THREAD_ID", d.Name, key)) == "0" {
+		fmt.Sprintf(" WHERE l.OBJECT_SCHEMA = '%s' AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_DATA LIKE '%%, 0x%X'"+
+			" AND l.THREAD_ID <> o.THREAD_ID", d.Name, key)) == "0" {
 		d.T.Fatalf("the server has moved no lock of the row of %s to another page", key)
 	}
 }

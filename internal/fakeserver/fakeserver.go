@@ -6,7 +6,6 @@
 package fakeserver
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -14,9 +13,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -66,7 +63,10 @@ type signal struct {
 
 // New returns a server with a lock table, and with a stock of 10 of the article 1.
 func New() *Server {
-	return &Server{rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]*Conn), stock: map[int64]int64{1: 10}, engine: Engine{Version: "8.4.0", Comment: "MySQL Community Server - GPL"}}
+	return &Server{
+		rows: make(map[string]*row), named: make(map[string]*named), conns: make(map[int64]*Conn), stock: map[int64]int64{1: 10},
+		engine: Engine{Version: "8.4.0", Comment: "MySQL Community Server - GPL"},
+	}
 }
 
 // Engine is what a server says of itself.
@@ -415,7 +415,8 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 		return nil, c.refuse("START TRANSACTION READ ONLY")
 	}
 	if opts.Isolation != 0 {
-		if _, err := c.run(ctx, "SET TRANSACTION ISOLATION LEVEL "+strings.ToUpper(sql.IsolationLevel(opts.Isolation).String()), nil); err != nil {
+		level := strings.ToUpper(sql.IsolationLevel(opts.Isolation).String())
+		if _, err := c.run(ctx, "SET TRANSACTION ISOLATION LEVEL "+level, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -559,122 +560,9 @@ func (c *Conn) fails(f *fault) {
 		c.cut = true
 	case !errors.As(f.err, &refused):
 		c.lose()
-	case refused.Number == 1213, strings.Contains(refused.Message, "ended at"): // which a tablet says
+	case refused.Number == deadlock, strings.Contains(refused.Message, "ended at"): // which a tablet says
 		c.end(false)
 	}
-}
-
-var sought = regexp.MustCompile(`^SELECT (\d+) FROM DUAL WHERE \d+ <> CONNECTION_ID\(\)`)
-
-// do does a statement.
-func (c *Conn) do(ctx context.Context, text string, args []driver.NamedValue) (reply, error) {
-	if strings.HasPrefix(text, "SET STATEMENT ") {
-		_, text, _ = strings.Cut(text, " FOR ")
-	}
-	if r, known, err := c.doRowByRow(ctx, text); known {
-		return r, err
-	}
-	if fence.MatchString(text) {
-		return c.fence(ctx, text)
-	}
-	if r, known, err := c.doLeases(ctx, filled(text, args)); known {
-		return r, err
-	}
-	verb, rest, _ := strings.Cut(text, " ")
-	switch {
-	case verb == "SET" && strings.HasPrefix(rest, "@mysqllock = "):
-		c.autocommit = strings.Contains(rest, "SESSION autocommit = 1") && !strings.Contains(rest, "/*T! , autocommit = 0 */")
-		return reply{}, nil
-	case strings.HasPrefix(text, "SET SESSION "), strings.HasPrefix(text, "SET TRANSACTION ISOLATION LEVEL "), text == "SET @a = 1":
-		return reply{}, nil // it limits nothing by itself
-	case verb == "SET" && strings.Contains(rest, "@@transaction_read_only = @@transaction_read_only"):
-		if c.open {
-			return reply{}, &mysql.MySQLError{Number: 1568, Message: "Transaction characteristics can't be changed while a transaction is in progress"}
-		}
-		return reply{}, nil
-	case strings.HasPrefix(text, "SELECT ID FROM (SELECT ID, USER, HOST"):
-		return c.running(text), nil
-	case sought.MatchString(text): // a connection that is to be killed
-		r := reply{width: 1}
-		if id, _ := strconv.ParseInt(sought.FindStringSubmatch(text)[1], 10, 64); c.s.conns[id] != nil {
-			r.values = [][]driver.Value{{id}}
-		}
-		return r, nil
-	case text == "START TRANSACTION", text == "BEGIN":
-		c.end(true)
-		c.open, c.began = true, time.Now()
-		return reply{}, nil
-	case text == "COMMIT", text == "ROLLBACK":
-		c.end(text == "COMMIT")
-		return reply{}, nil
-	case verb == "SAVEPOINT":
-		c.saved = slices.DeleteFunc(c.saved, func(p savepoint) bool { return p.name == rest })
-		c.saved = append(c.saved, savepoint{rest, maps.Clone(c.stock), len(c.undo)})
-		return reply{}, nil
-	case strings.HasPrefix(text, "ROLLBACK TO "), strings.HasPrefix(text, "RELEASE SAVEPOINT "):
-		return reply{}, c.back(verb == "ROLLBACK", text[strings.LastIndex(text, " ")+1:])
-	case strings.HasPrefix(text, "SELECT VERSION()"):
-		e, cluster := c.s.engine, "OFF,"
-		if c.s.Product == MariaDB {
-			e, cluster = mariaDB, "0,"
-		}
-		if e.Lacks != nil {
-			return reply{}, e.Lacks
-		}
-		return one(e.Version, "shop", "0", "0", "REPEATABLE-READ", "0", cluster, int64(0), "uuid", int64(0), "28800", int64(0), e.Variable, e.Comment)
-	case strings.HasPrefix(text, "SELECT @@version,"):
-		return one(c.s.engine.Variable, c.s.engine.Comment, c.s.engine.Version, cmp.Or(c.s.engine.Database, "shop"))
-	case strings.HasPrefix(text, "SELECT @@transaction_isolation, @@innodb_rollback_on_timeout"):
-		return one("REPEATABLE-READ", int64(0), int64(0))
-	case text == "SHOW VITESS_SHARDS":
-		if c.s.engine.Shards == "" {
-			return reply{}, &mysql.MySQLError{Number: 1317, Message: "no topology"}
-		}
-		var rows reply
-		for shard := range strings.SplitSeq(c.s.engine.Shards, " ") {
-			rows.width, rows.values = 1, append(rows.values, []driver.Value{shard})
-		}
-		return rows, nil
-	case strings.HasPrefix(text, "SELECT @@transaction_isolation, @@tidb_txn_mode"):
-		return one("REPEATABLE-READ", int64(0), "0", "0", "28800")
-	case strings.Contains(text, "@@completion_type"):
-		return one(c.id, "db 3306", int64(1), "NO_CHAIN")
-	case strings.HasPrefix(text, "SELECT ENGINE"):
-		return one("InnoDB", "namespace,name,owner,token,expires,versioned")
-	case strings.Contains(text, "AND expires BETWEEN"):
-		return reply{width: 1}, nil // no clean-up is under way
-	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`"):
-		return one(int64(1))
-	case strings.HasPrefix(text, "SELECT token FROM `shop`.`mysqllock`"):
-		return reply{width: 1}, nil // no stripes
-	case strings.HasPrefix(text, "SELECT h.id, p.USER, p.HOST"):
-		return c.nameHolder(text), nil
-	case strings.Contains(text, "performance_schema.data_locks"):
-		return c.rowHolder(text), nil
-	case strings.Contains(text, "information_schema.INNODB_LOCK_WAITS"):
-		return reply{width: 5}, nil // MariaDB does not say who holds a lock
-	case text == "SELECT @@autocommit":
-		if c.autocommit {
-			return one(int64(1))
-		}
-		return one(int64(0))
-	case strings.HasPrefix(text, read):
-		return c.read(ctx, strings.TrimPrefix(text, read), args[0].Value.(int64))
-	case text == "UPDATE p SET stock = ? WHERE id = ?":
-		return c.update(args), nil
-	}
-	if r, known, err := c.doRows(ctx, text, args); known {
-		return r, err
-	}
-	if verb == "DO" || verb == "SELECT" {
-		if values, known, err := c.scalars(ctx, rest, args); known {
-			return reply{values: [][]driver.Value{values}, width: len(values)}, err
-		} else if err != nil {
-			return reply{}, err
-		}
-	}
-	c.s.unknown = append(c.s.unknown, text)
-	return reply{}, errors.New("fakeserver: what is this? " + text)
 }
 
 // refuse notes what the server does not know.
@@ -706,7 +594,8 @@ func (c *Conn) read(ctx context.Context, clause string, id int64) (reply, error)
 		}
 		fallthrough
 	case " FOR UPDATE", " FOR UPDATE NOWAIT", " FOR SHARE", " FOR SHARE NOWAIT":
-		if err := c.hold(ctx, c.s.row(name), strings.HasPrefix(clause, " FOR SHARE"), strings.HasSuffix(clause, "NOWAIT")); err != nil {
+		shared, nowait := strings.HasPrefix(clause, " FOR SHARE"), strings.HasSuffix(clause, "NOWAIT")
+		if err := c.hold(ctx, c.s.row(name), shared, nowait); err != nil {
 			return reply{}, err
 		}
 	default:
@@ -731,17 +620,39 @@ func (c *Conn) update(args []driver.NamedValue) reply {
 	return reply{affected: 1}
 }
 
+// begin begins a transaction.
+func (c *Conn) begin(string) reply {
+	c.end(true)
+	c.open, c.began = true, time.Now()
+	return reply{}
+}
+
+// endBy ends the transaction by a COMMIT, or by a ROLLBACK.
+func (c *Conn) endBy(text string) reply {
+	c.end(text == "COMMIT")
+	return reply{}
+}
+
+// save sets a savepoint.
+func (c *Conn) save(text string) reply {
+	_, name, _ := strings.Cut(text, " ")
+	c.saved = slices.DeleteFunc(c.saved, func(p savepoint) bool { return p.name == name })
+	c.saved = append(c.saved, savepoint{name, maps.Clone(c.stock), len(c.undo)})
+	return reply{}
+}
+
 // back goes back to a savepoint, or forgets it.
-func (c *Conn) back(undo bool, name string) error {
+func (c *Conn) back(_ context.Context, text string) (reply, error) {
+	name := text[strings.LastIndex(text, " ")+1:]
 	i := slices.IndexFunc(c.saved, func(p savepoint) bool { return p.name == name })
-	if i < 0 {
-		return &mysql.MySQLError{Number: 1305, Message: "SAVEPOINT " + name + " does not exist"}
-	}
-	if undo {
+	switch {
+	case i < 0:
+		return reply{}, noSavepoint(name)
+	case strings.HasPrefix(text, "ROLLBACK "):
 		c.takeBack(c.saved[i].undo)
 		c.stock, c.saved = maps.Clone(c.saved[i].stock), c.saved[:i+1]
-		return nil
+	default:
+		c.saved = c.saved[:i]
 	}
-	c.saved = c.saved[:i]
-	return nil
+	return reply{}, nil
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
-
 	"github.com/mysqllock/mysqllock/internal/lockname"
 )
 
@@ -26,9 +24,6 @@ var (
 	grantedTo = regexp.MustCompile(`owner = IF\(` + among + `, x'([0-9a-f]*)'`)
 	ttls      = regexp.MustCompile(`INTERVAL ELT\(FIELD\(name, ([^)]*)\), ([^)]*)\) MICROSECOND`)
 	leaves    = regexp.MustCompile(`IS NULL, x'([0-9a-f]*)'`)
-	killed    = regexp.MustCompile(`^KILL (CONNECTION|QUERY) (\d+)`)
-	adopted   = regexp.MustCompile(` WHERE ID = (\d+) AND `)
-	marked    = regexp.MustCompile(`INFO LIKE CONCAT\('%', '(\w+)', '(\w+)', '%'\)`)
 )
 
 // among says for which names something is true.
@@ -43,87 +38,85 @@ func micros(text string) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// doLeases does what is sent for leases once they are held, for several at a time, and for
-// those that are in the way. known is false if text is none of it.
-func (c *Conn) doLeases(ctx context.Context, text string) (r reply, known bool, err error) {
-	k := func() *row { return c.s.row(first(oneName, text)) }
-	ours := func(k *row) bool { return k.live() && k.owner == first(ourOwner, text) }
-	switch {
-	case changed.MatchString(text) && strings.Contains(text, " AS ttl"):
-		r, err = c.changeLeases(ctx, text)
-	case strings.HasPrefix(text, "SELECT name, token, IF("):
-		r.width = 3
-		for _, name := range namesIn(text) {
-			if k := c.s.row(name); ours(k) {
-				r.values = append(r.values, []driver.Value{unhex(name), k.token, k.remaining()})
-			}
-		}
-	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET token = LAST_INSERT_ID("):
-		k := c.s.row(first(unhexed, text))
-		if err = c.hold(ctx, k, false, false); err == nil && ours(k) && first(token, text) == strconv.FormatInt(k.token, 10) {
-			c.change(k, func() { k.token, k.expires = k.token+1, time.Now().Add(micros(first(lasting, text))) })
-			r = reply{affected: 1, id: k.token}
-		}
-	case strings.Contains(text, "FORCE INDEX (PRIMARY)"):
-		r = c.look(text)
-	case strings.HasPrefix(text, "INSERT INTO `shop`.`mysqllock` (namespace, name) VALUES"):
-		r = c.handoff(text)
-	case strings.HasPrefix(text, "SELECT token FROM `shop`.`mysqllock`") && strings.HasSuffix(text, " FOR UPDATE"):
-		r.width = 1
-		if k := k(); k.owner == first(ourOwner, text) {
-			r.values = [][]driver.Value{{k.token}}
-		}
-	case strings.HasPrefix(text, "SELECT 1 FROM `shop`.`mysqllock`") && strings.HasSuffix(text, " LOCK IN SHARE MODE"):
-		r.width = 1
-		if err = c.hold(ctx, k(), true, false); err == nil && k().live() {
-			r.values = [][]driver.Value{{int64(1)}}
-		}
-	case strings.Contains(text, "*/ 1 FROM `shop`.`mysqllock`"):
-		if err = c.hold(ctx, k(), false, false); err == nil {
-			r, err = one(int64(1))
-		}
-	case strings.HasSuffix(text, " ON DUPLICATE KEY UPDATE owner = NULL"):
-		k := k()
-		if k.blocked(c, false) {
-			return r, true, notNow()
-		}
-		if k.owner == first(ourOwner, text) && first(token, text) == strconv.FormatInt(k.token, 10) {
-			c.change(k, func() { k.owner = "" })
-			r.affected = 2
-		}
-	case killed.MatchString(text):
-		m := killed.FindStringSubmatch(text)
-		id, _ := strconv.ParseInt(m[2], 10, 64)
-		switch other := c.s.conns[id]; {
-		case other == nil:
-			err = &mysql.MySQLError{Number: 1094, Message: "Unknown thread id: " + m[2]}
-		case m[1] == "CONNECTION":
-			other.lose()
-		case other.text != "":
-			other.text = ""
-			close(other.stop)
-		}
-	default:
-		return r, false, nil
-	}
-	return r, true, err
+// ofLeases are sent for leases once they are held, for several at a time, and for those that
+// are in the way.
+var ofLeases = statements{
+	{both(changed.MatchString, contains(" AS ttl")), (*Conn).changeLeases},
+	{begins("SELECT name, token, IF("), atOnce((*Conn).live)},
+	{begins("UPDATE `shop`.`mysqllock` SET token = LAST_INSERT_ID("), (*Conn).handOver},
+	{contains("FORCE INDEX (PRIMARY)"), atOnce((*Conn).look)},
+	{begins("INSERT INTO `shop`.`mysqllock` (namespace, name) VALUES"), atOnce((*Conn).handoff)},
+	{both(begins("SELECT token FROM `shop`.`mysqllock`"), ends(" FOR UPDATE")), atOnce((*Conn).granted)},
+	{both(begins("SELECT 1 FROM `shop`.`mysqllock`"), ends(" LOCK IN SHARE MODE")), (*Conn).isLive},
+	{contains("*/ 1 FROM `shop`.`mysqllock`"), (*Conn).lockOne},
+	{ends(" ON DUPLICATE KEY UPDATE owner = NULL"), (*Conn).clear},
 }
 
-// running finds the connections whose waiting statement has the mark in text, or the one with
-// the id in text. Others need not be killed: they answer.
-func (c *Conn) running(text string) reply {
-	r := reply{width: 1}
-	if id, _ := strconv.ParseInt(first(adopted, text), 10, 64); c.s.conns[id] != nil {
-		r.values = [][]driver.Value{{id}}
-	}
-	if m := marked.FindStringSubmatch(text); m != nil {
-		for id, other := range c.s.conns {
-			if strings.Contains(other.text, m[1]+m[2]) {
-				r.values = append(r.values, []driver.Value{id})
-			}
+// leased reports whether the lease that text is about is live, of the owner in text.
+func (r *row) leased(text string) bool { return r.live() && r.owner == first(ourOwner, text) }
+
+// hasToken reports whether the row has that token.
+func (r *row) hasToken(token string) bool { return token == strconv.FormatInt(r.token, 10) }
+
+// live tells which of several leases the owner in text still has.
+func (c *Conn) live(text string) reply {
+	r := reply{width: 3}
+	for _, name := range namesIn(text) {
+		if k := c.s.row(name); k.leased(text) {
+			r.values = append(r.values, []driver.Value{unhex(name), k.token, k.remaining()})
 		}
 	}
 	return r
+}
+
+// handOver turns a lease into the next one of its owner.
+func (c *Conn) handOver(ctx context.Context, text string) (reply, error) {
+	k := c.s.row(first(unhexed, text))
+	if err := c.hold(ctx, k, false, false); err != nil || !k.leased(text) || !k.hasToken(first(token, text)) {
+		return reply{}, err
+	}
+	c.change(k, func() { k.token, k.expires = k.token+1, time.Now().Add(micros(first(lasting, text))) })
+	return reply{affected: 1, id: k.token}, nil
+}
+
+// granted tells the token of a lease that the owner in text has been granted.
+func (c *Conn) granted(text string) reply {
+	r := reply{width: 1}
+	if k := c.s.row(first(oneName, text)); k.owner == first(ourOwner, text) {
+		r.values = [][]driver.Value{{k.token}}
+	}
+	return r
+}
+
+// isLive tells whether anybody has a lease, once nobody is changing that.
+func (c *Conn) isLive(ctx context.Context, text string) (reply, error) {
+	r, k := reply{width: 1}, c.s.row(first(oneName, text))
+	err := c.hold(ctx, k, true, false)
+	if err == nil && k.live() {
+		r.values = [][]driver.Value{{int64(1)}}
+	}
+	return r, err
+}
+
+// lockOne waits for the row of a lease.
+func (c *Conn) lockOne(ctx context.Context, text string) (reply, error) {
+	if err := c.hold(ctx, c.s.row(first(oneName, text)), false, false); err != nil {
+		return reply{}, err
+	}
+	return one(int64(1))
+}
+
+// clear removes an expired lease from its row.
+func (c *Conn) clear(_ context.Context, text string) (r reply, err error) {
+	k := c.s.row(first(oneName, text))
+	if k.blocked(c, false) {
+		return r, notNow()
+	}
+	if k.owner == first(ourOwner, text) && k.hasToken(first(token, text)) {
+		c.change(k, func() { k.owner = "" })
+		r.affected = 2
+	}
+	return r, nil
 }
 
 // changeLeases renews leases, touches them, or gives them back.
@@ -136,7 +129,7 @@ func (c *Conn) changeLeases(ctx context.Context, text string) (r reply, err erro
 		if err := c.hold(ctx, k, false, false); err != nil {
 			return r, err
 		}
-		if !k.live() || k.owner != first(ourOwner, text) || m[2] != strconv.FormatInt(k.token, 10) {
+		if !k.leased(text) || !k.hasToken(m[2]) {
 			continue
 		}
 		r.affected += 2
@@ -176,7 +169,8 @@ func (c *Conn) look(text string) reply {
 				found = "2"
 			}
 		}
-		r.values = append(r.values, []driver.Value{unhex(m[1]), k.token, number(k.owner == first(whether, text)), k.remaining(), found})
+		ours := number(k.owner == first(whether, text))
+		r.values = append(r.values, []driver.Value{unhex(m[1]), k.token, ours, k.remaining(), found})
 	}
 	return r
 }

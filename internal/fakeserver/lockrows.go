@@ -209,8 +209,9 @@ var (
 	inTurn      = regexp.MustCompile(` >= (\d)`)
 	otherThan   = regexp.MustCompile(`t\.PROCESSLIST_ID <> (\d+)`)
 	lockData    = regexp.MustCompile(`'0x[0-9A-F]*, 0x([0-9A-F]*)'`)
-	fence       = regexp.MustCompile(`^SELECT (?:/\*\+.*?\*/ )?IF\(MAX\(r\.token = (\d+) AND r\.owner = x'([0-9a-f]*)' AND .* LIMIT 1 (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)`)
-	lasting     = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
+	fence       = regexp.MustCompile(`^SELECT (?:/\*\+.*?\*/ )?IF\(MAX\(r\.token = (\d+) AND r\.owner = x'([0-9a-f]*)'` +
+		` AND .* LIMIT 1 (FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)`)
+	lasting = regexp.MustCompile(`INTERVAL (\d+) MICROSECOND`)
 )
 
 func first(what *regexp.Regexp, text string) string {
@@ -232,15 +233,11 @@ func filled(text string, args []driver.NamedValue) string {
 	return text
 }
 
-func notNow() error {
-	return &mysql.MySQLError{Number: 3572, Message: "Statement aborted because lock(s) could not be acquired immediately and NOWAIT is set."}
-}
-
 // exist tells which rows there are, beside the high-water row.
-func (s *Server) exist(text string) reply {
+func (c *Conn) exist(text string) reply {
 	r, _ := one("", int64(0))
 	for _, name := range namesIn(text) {
-		if k := s.rows[name]; k != nil && k.made {
+		if k := c.s.rows[name]; k != nil && k.made {
 			r.values = append(r.values, []driver.Value{unhex(name), k.token})
 		}
 	}
@@ -280,7 +277,7 @@ func (c *Conn) hold(ctx context.Context, k *row, shared, nowait bool) error {
 		if c.awaits = k; k.awaitedBy(c) {
 			c.awaits = nil
 			c.end(false)
-			return &mysql.MySQLError{Number: 1213, Message: "Deadlock found when trying to get lock; try restarting transaction"}
+			return deadlocked()
 		}
 		err := c.await(ctx, k.freed)
 		c.awaits = nil
@@ -314,7 +311,7 @@ func (c *Conn) await(ctx context.Context, freed <-chan struct{}) error {
 	case <-c.lost:
 		return mysql.ErrInvalidConn
 	case <-stop:
-		return &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
+		return interrupted("Query execution was interrupted")
 	case <-ctx.Done():
 		c.s.mu.Lock()
 		defer c.s.mu.Unlock()
@@ -342,54 +339,65 @@ func namesIn(text string) (names []string) {
 	return names
 }
 
-// doRows does a statement about rows of the lock table. known is false where it is none.
-func (c *Conn) doRows(ctx context.Context, text string, args []driver.NamedValue) (r reply, known bool, err error) {
-	text = filled(text, args)
-	switch {
-	case lockedNames.MatchString(text):
-		r, err = c.lock(ctx, text)
-	case strings.HasPrefix(text, "SELECT name, token FROM `shop`.`mysqllock`"):
-		r = c.s.exist(text)
-	case strings.HasPrefix(text, "INSERT IGNORE INTO `shop`.`mysqllock`"):
-		for _, name := range literals.FindAllStringSubmatch(text[strings.Index(text, " JOIN "):], -1) {
-			c.s.row(name[1]).made = true
-		}
-		r.affected = 1
-	case strings.HasPrefix(text, "SELECT i FROM ("):
-		r = c.free(text)
-	case strings.Contains(text, "@@transaction_isolation, name, token"):
-		r.width = 6
-		for _, name := range namesIn(text) {
-			k := c.s.row(name)
-			r.values = append(r.values, []driver.Value{"REPEATABLE-READ", unhex(name), k.token, number(k.versioned && k.owner == ""), k.remaining(), k.ownerValue()})
-		}
-	case strings.HasPrefix(text, "SELECT name, IF((owner IS NOT NULL"):
-		r.width = 4
-		for _, name := range namesIn(text) {
-			k := c.s.row(name)
-			r.values = append(r.values, []driver.Value{unhex(name), k.remaining(), k.token, k.ownerValue()})
-		}
-	case strings.Contains(text, "ON DUPLICATE KEY UPDATE token = r.token + 1"):
-		r, err = c.compare(text)
-	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET token = token + 1, expires"):
-		k := c.s.row(oneName.FindStringSubmatch(text)[1])
-		c.change(k, func() { k.token++ })
-		r.affected = 1
-	case strings.Contains(text, "LAST_INSERT_ID(`shop`.`mysqllock`.token + 1)"):
-		r, err = c.lease(text)
-	case strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK("), strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET owner = NULL"):
-		r = c.unlease(text)
-	case strings.HasPrefix(text, "SELECT owner FROM `shop`.`mysqllock` WHERE"):
-		r.width = 1
-		if k := c.s.row(first(oneName, text)); k.live() {
-			r.values = [][]driver.Value{{k.ownerValue()}}
-		}
-	case strings.HasPrefix(text, "SELECT released FROM `shop`.`mysqllock` WHERE"): // nobody has taken it away
-		r.width = 1
-	default:
-		return r, false, nil
+// ofRows are about rows of the lock table.
+var ofRows = statements{
+	{lockedNames.MatchString, (*Conn).lock},
+	{begins("SELECT name, token FROM `shop`.`mysqllock`"), atOnce((*Conn).exist)},
+	{begins("INSERT IGNORE INTO `shop`.`mysqllock`"), atOnce((*Conn).makeRows)},
+	{begins("SELECT i FROM ("), atOnce((*Conn).free)},
+	{contains("@@transaction_isolation, name, token"), atOnce((*Conn).versions)},
+	{begins("SELECT name, IF((owner IS NOT NULL"), atOnce((*Conn).owners)},
+	{contains("ON DUPLICATE KEY UPDATE token = r.token + 1"), (*Conn).compare},
+	{begins("UPDATE `shop`.`mysqllock` SET token = token + 1, expires"), atOnce((*Conn).raise)},
+	{contains("LAST_INSERT_ID(`shop`.`mysqllock`.token + 1)"), (*Conn).lease},
+	{begins("UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK(", "UPDATE `shop`.`mysqllock` SET owner = NULL"), atOnce((*Conn).unlease)},
+	{begins("SELECT owner FROM `shop`.`mysqllock` WHERE"), atOnce((*Conn).leaseholder)},
+	{begins("SELECT released FROM `shop`.`mysqllock` WHERE"), none(1)}, // nobody has taken it away
+}
+
+// makeRows makes rows.
+func (c *Conn) makeRows(text string) reply {
+	for _, name := range literals.FindAllStringSubmatch(text[strings.Index(text, " JOIN "):], -1) {
+		c.s.row(name[1]).made = true
 	}
-	return r, true, err
+	return reply{affected: 1}
+}
+
+// versions tells the versions of rows.
+func (c *Conn) versions(text string) reply {
+	r := reply{width: 6}
+	for _, name := range namesIn(text) {
+		k := c.s.row(name)
+		prepared := number(k.versioned && k.owner == "")
+		r.values = append(r.values, []driver.Value{"REPEATABLE-READ", unhex(name), k.token, prepared, k.remaining(), k.ownerValue()})
+	}
+	return r
+}
+
+// owners tells who has the leases of rows.
+func (c *Conn) owners(text string) reply {
+	r := reply{width: 4}
+	for _, name := range namesIn(text) {
+		k := c.s.row(name)
+		r.values = append(r.values, []driver.Value{unhex(name), k.remaining(), k.token, k.ownerValue()})
+	}
+	return r
+}
+
+// leaseholder tells who has the lease of a row.
+func (c *Conn) leaseholder(text string) reply {
+	r := reply{width: 1}
+	if k := c.s.row(first(oneName, text)); k.live() {
+		r.values = [][]driver.Value{{k.ownerValue()}}
+	}
+	return r
+}
+
+// raise raises the version of a row.
+func (c *Conn) raise(text string) reply {
+	k := c.s.row(oneName.FindStringSubmatch(text)[1])
+	c.change(k, func() { k.token++ })
+	return reply{affected: 1}
 }
 
 // free finds one of the slots that nobody has locked.
@@ -403,7 +411,7 @@ func (c *Conn) free(text string) reply {
 }
 
 // compare compares versions and sets the next ones, or prepares a row.
-func (c *Conn) compare(text string) (r reply, err error) {
+func (c *Conn) compare(_ context.Context, text string) (r reply, err error) {
 	if !strings.Contains(text, "d.v AND") {
 		k := c.s.row(oneName.FindStringSubmatch(text)[1])
 		if k.blocked(c, false) {
@@ -435,7 +443,7 @@ func (c *Conn) compare(text string) (r reply, err error) {
 const noToken = int64(1) << 62
 
 // lease takes a lease, if nobody has it.
-func (c *Conn) lease(text string) (reply, error) {
+func (c *Conn) lease(_ context.Context, text string) (reply, error) {
 	k, wake := c.s.row(first(unhexed, text)), first(usedName, text)
 	switch n := c.s.named[wake]; {
 	case k.blocked(c, false):
@@ -456,8 +464,9 @@ func (c *Conn) lease(text string) (reply, error) {
 
 // unlease gives a lease back, and its wake-up lock where text has that.
 func (c *Conn) unlease(text string) reply {
-	k, owner, wake := c.s.row(cmp.Or(first(unhexed, text), first(oneName, text))), ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
-	if strconv.FormatInt(k.token, 10) != first(token, text) || k.owner != owner[len(owner)-1][1] {
+	k := c.s.row(cmp.Or(first(unhexed, text), first(oneName, text)))
+	owner, wake := ourOwner.FindAllStringSubmatch(text, -1), first(givenName, text)
+	if !k.hasToken(first(token, text)) || k.owner != owner[len(owner)-1][1] {
 		return reply{}
 	}
 	c.change(k, func() {
@@ -479,13 +488,8 @@ func (c *Conn) fence(ctx context.Context, text string) (reply, error) {
 	if err := c.hold(ctx, k, of[3] != "FOR UPDATE", false); err != nil {
 		return reply{}, err
 	}
-	if of[1] != strconv.FormatInt(k.token, 10) || of[2] != k.owner || !k.live() {
+	if !k.hasToken(of[1]) || of[2] != k.owner || !k.live() {
 		return reply{}, stopped()
 	}
 	return one(int64(1))
-}
-
-// stopped is the error of a guard whose condition is not true.
-func stopped() error {
-	return &mysql.MySQLError{Number: 1242, Message: "Subquery returns more than 1 row"}
 }

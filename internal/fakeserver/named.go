@@ -184,74 +184,88 @@ func (e *expression) call(name string, do bool) driver.Value {
 }
 
 func (e *expression) apply(name string, args []driver.Value) driver.Value {
-	s := e.c.s
-	switch name {
-	case "CONNECTION_ID":
-		return e.c.id
-	case "ROW_COUNT":
-		return e.c.rowCount
-	case "STOP":
+	if f, ok := functions[name]; ok {
+		return f(e, args)
+	}
+	f, ok := ofNamedLocks[name]
+	if !ok || len(args) == 0 {
+		e.bad = true
+		return nil
+	}
+	return f(e, fmt.Sprint(args[0]), args[1:])
+}
+
+// functions are those that are not about one named lock.
+var functions = map[string]func(*expression, []driver.Value) driver.Value{
+	"CONNECTION_ID": func(e *expression, _ []driver.Value) driver.Value { return e.c.id },
+	"ROW_COUNT":     func(e *expression, _ []driver.Value) driver.Value { return e.c.rowCount },
+	"STOP": func(e *expression, _ []driver.Value) driver.Value {
 		e.err = stopped()
 		return nil
-	case "COALESCE":
+	},
+	"COALESCE": func(_ *expression, args []driver.Value) driver.Value {
 		for _, v := range args {
 			if v != nil {
 				return v
 			}
 		}
 		return nil
-	case "CONCAT":
+	},
+	"CONCAT": func(_ *expression, args []driver.Value) driver.Value {
 		var text strings.Builder
 		for _, v := range args {
 			fmt.Fprint(&text, v)
 		}
 		return text.String()
-	case "RELEASE_ALL_LOCKS":
-		for held, n := range s.named {
+	},
+	"RELEASE_ALL_LOCKS": func(e *expression, _ []driver.Value) driver.Value {
+		for held, n := range e.c.s.named {
 			if n.holder == e.c {
 				e.c.unname(held)
 			}
 		}
 		return int64(0)
-	}
-	if len(args) == 0 {
-		e.bad = true
-		return nil
-	}
-	key := fmt.Sprint(args[0])
-	n := s.named[key]
-	switch name {
-	case "IS_FREE_LOCK":
-		return number(n == nil)
-	case "IS_USED_LOCK":
+	},
+}
+
+// ofNamedLocks are those about the lock that the first argument names.
+var ofNamedLocks = map[string]func(e *expression, lock string, args []driver.Value) driver.Value{
+	"IS_FREE_LOCK": func(e *expression, lock string, _ []driver.Value) driver.Value {
+		return number(e.c.s.named[lock] == nil)
+	},
+	"IS_USED_LOCK": func(e *expression, lock string, _ []driver.Value) driver.Value {
+		n := e.c.s.named[lock]
 		if n == nil {
 			return nil
 		}
 		return n.holder.id
-	case "RELEASE_LOCK":
-		switch {
+	},
+	"RELEASE_LOCK": func(e *expression, lock string, _ []driver.Value) driver.Value {
+		switch n := e.c.s.named[lock]; {
 		case n == nil:
 			return nil
 		case n.holder != e.c:
 			return int64(0)
 		}
-		e.c.unname(key)
+		e.c.unname(lock)
 		return int64(1)
-	case "GET_LOCK":
-		for n != nil && n.holder != e.c {
-			if fmt.Sprint(args[1]) == "0" {
-				return int64(0)
-			}
-			if e.err = e.c.await(e.ctx, n.freed); e.err != nil {
-				return nil
-			}
-			n = s.named[key]
+	},
+	"GET_LOCK": (*expression).getLock,
+}
+
+// getLock takes a named lock, and waits for it unless the argument is 0.
+func (e *expression) getLock(lock string, args []driver.Value) driver.Value {
+	held := e.c.s.named
+	for n := held[lock]; n != nil && n.holder != e.c; n = held[lock] {
+		if fmt.Sprint(args[0]) == "0" {
+			return int64(0)
 		}
-		if n == nil {
-			s.named[key] = &named{e.c, make(chan struct{})}
+		if e.err = e.c.await(e.ctx, n.freed); e.err != nil {
+			return nil
 		}
-		return int64(1)
 	}
-	e.bad = true
-	return nil
+	if held[lock] == nil {
+		held[lock] = &named{e.c, make(chan struct{})}
+	}
+	return int64(1)
 }

@@ -4,22 +4,31 @@ import (
 	"context"
 	"database/sql/driver"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 )
 
-// doRowByRow does what is sent for leases where there are no named locks: statements that lock
-// rows, and change them if they are as the condition says.
-func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool, err error) {
-	what, where, _ := strings.Cut(text, " WHERE ")
-	changes := strings.HasPrefix(text, "UPDATE `shop`.`mysqllock` SET ") && !strings.Contains(text, "_LOCK(") && !strings.Contains(text, "LAST_INSERT_ID(")
-	locks := regexp.MustCompile(` FOR UPDATE( NOWAIT)?$`).MatchString(text) &&
-		regexp.MustCompile("^SELECT (token, IF|owner = |name, ).* FROM `shop`.`mysqllock`$").MatchString(what)
-	if c.s.engine.Lacks == nil && !strings.Contains(c.s.engine.Variable, "TiDB") || !changes && !locks {
-		return r, false, nil
+var (
+	rowUpdate = regexp.MustCompile("^UPDATE `shop`.`mysqllock` SET ")
+	rowSelect = regexp.MustCompile("^SELECT (token, IF|owner = |name, ).* FROM `shop`.`mysqllock`$")
+	lockEnds  = regexp.MustCompile(` FOR UPDATE( NOWAIT)?$`)
+)
+
+// goesRowByRow reports whether text is sent for leases where there are no named locks: it locks
+// rows, and changes them if they are as the condition says.
+func (c *Conn) goesRowByRow(text string) bool {
+	if c.s.engine.Lacks == nil && !strings.Contains(c.s.engine.Variable, "TiDB") {
+		return false
 	}
+	what, _, _ := strings.Cut(text, " WHERE ")
+	changes := rowUpdate.MatchString(text) && !strings.Contains(text, "_LOCK(") && !strings.Contains(text, "LAST_INSERT_ID(")
+	return changes || lockEnds.MatchString(text) && rowSelect.MatchString(what)
+}
+
+// doRowByRow does what goes row by row.
+func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, err error) {
 	c.implicit()
+	what, where, _ := strings.Cut(text, " WHERE ")
 	names := namesIn(where)
 	if names == nil {
 		names = []string{first(oneName, where)}
@@ -27,22 +36,16 @@ func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool
 	for _, name := range names {
 		k := c.s.row(name)
 		if err := c.hold(ctx, k, false, strings.HasSuffix(text, "NOWAIT")); err != nil {
-			return r, true, err
+			return r, err
 		}
-		owner, of := first(ourOwner, where), first(token, where)
-		if !k.made || owner != "" && owner != k.owner || of != "" && of != strconv.FormatInt(k.token, 10) || strings.Contains(where, "expires > ") && !k.live() {
+		if !k.fits(where) {
 			continue
 		}
 		r.affected++
-		switch {
-		case changes:
+		if rowUpdate.MatchString(what) {
 			c.change(k, func() { k.set(what) })
-		case strings.HasPrefix(what, "SELECT name, "):
-			r.values = append(r.values, []driver.Value{unhex(name), k.token})
-		case strings.HasPrefix(what, "SELECT owner = "):
-			r.values = append(r.values, []driver.Value{number(k.owner == first(ourOwner, what))})
-		default:
-			r.values = append(r.values, []driver.Value{k.token, k.remaining()})
+		} else {
+			r.values = append(r.values, k.columns(name, what))
 		}
 	}
 	if r.width = 2; strings.HasPrefix(what, "SELECT owner = ") {
@@ -51,7 +54,25 @@ func (c *Conn) doRowByRow(ctx context.Context, text string) (r reply, known bool
 	if !c.open {
 		c.end(true)
 	}
-	return r, true, nil
+	return r, nil
+}
+
+// fits reports whether the row is as the condition says, beside its name.
+func (r *row) fits(where string) bool {
+	owner, token := first(ourOwner, where), first(token, where)
+	return r.made && (owner == "" || owner == r.owner) && (token == "" || r.hasToken(token)) &&
+		(!strings.Contains(where, "expires > ") || r.live())
+}
+
+// columns are what a SELECT asks for.
+func (r *row) columns(name, what string) []driver.Value {
+	switch {
+	case strings.HasPrefix(what, "SELECT name, "):
+		return []driver.Value{unhex(name), r.token}
+	case strings.HasPrefix(what, "SELECT owner = "):
+		return []driver.Value{number(r.owner == first(ourOwner, what))}
+	}
+	return []driver.Value{r.token, r.remaining()}
 }
 
 // set does what an UPDATE sets in the row.

@@ -142,5 +142,6 @@ func (k *Handle) SeePool(s sql.DBStats) {
 	if bound == 0 || bound > budget && s.WaitCount == 0 || k.poolBound.Swap(true) {
 		return
 	}
-	k.advise(fmt.Errorf("mysqllock: with maxConns=%d SetMaxOpenConns(%d) bounds callers, not connections: those that wait for a lock can keep its holder waiting; leave SetMaxOpenConns alone", budget, bound))
+	k.advise(fmt.Errorf("mysqllock: with maxConns=%d SetMaxOpenConns(%d) bounds callers, not connections:"+
+		" those that wait for a lock can keep its holder waiting; leave SetMaxOpenConns alone", budget, bound))
 }

@@ -87,7 +87,8 @@ func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strate
 		})
 		if len(look) > 0 {
 			if other := l.shown(ctx, look); other != "" {
-				end(queue.Deadlock(fmt.Sprintf("the holder of the key waits for a key that this caller holds, as connection %s of its process says", other)))
+				end(queue.Deadlock(fmt.Sprintf("the holder of the key waits for a key that this caller holds,"+
+					" as connection %s of its process says", other)))
 				return
 			}
 		}

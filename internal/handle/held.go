@@ -189,8 +189,10 @@ func (k *Handle) Explained(err error) error {
 	if keys = slices.Compact(keys); len(keys) > 3 {
 		keys, more = keys[:3], ", …"
 	}
-	return server.Saying(err, fmt.Sprintf("this process has transactions open under locks: %s%s; a row that one of them has changed stays locked until its end, "+
-		"so a statement in mysqllock.Do, or under lockctx.With, that has another context waits for itself; pass it the context of the lock", strings.Join(keys, ", "), more))
+	return server.Saying(err, fmt.Sprintf("this process has transactions open under locks: %s%s;"+
+		" a row that one of them has changed stays locked until its end,"+
+		" so a statement in mysqllock.Do, or under lockctx.With, that has another context waits for itself;"+
+		" pass it the context of the lock", strings.Join(keys, ", "), more))
 }
 
 // inTransactions returns the keys that are held in transactions.
@@ -303,9 +305,11 @@ func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...str
 			switch {
 			case !h.SameAs(p):
 			case h.k != k && h.k.Shares(k, p.Strategy):
-				why = "this lock context of this process already holds the key through another database handle, and this statement would not be part of that transaction; use that handle, or lockctx.Without"
+				why = "this lock context of this process already holds the key through another database handle," +
+					" and this statement would not be part of that transaction; use that handle, or lockctx.Without"
 			case h.k == k && !onlyElsewhere && p.Slots == 0 && (!h.Shared || !p.Shared):
-				why = "this lock context has asked for the key in another transaction of this process, of which this statement would not be part; use that transaction, or end it first"
+				why = "this lock context has asked for the key in another transaction of this process," +
+					" of which this statement would not be part; use that transaction, or end it first"
 			}
 			if why != "" {
 				return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}

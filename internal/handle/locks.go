@@ -220,7 +220,8 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 	}
 	control := k.control()
 	control.First, control.Instead = k.recognise(found), plain("autocommit = 1")
-	control.Check, control.Max, control.Budget, control.Control, control.Uses = k.found, controlConns, k.conns, true, "the driver's own statements"
+	control.Check, control.Uses = k.found, "the driver's own statements"
+	control.Max, control.Budget, control.Control = controlConns, k.conns, true
 	if l.Control, err = pool.New(control); err != nil {
 		return err
 	}
@@ -233,8 +234,10 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	if l.sessions, err = pool.New(pool.Config{
-		Connect: k.connect, Several: several, Splits: k.open.Splits, ByCalls: !k.open.Several, Check: k.found, Instead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxIs: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
-		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) + server.InSession(int(s.TTL/time.Second)),
+		Connect: k.connect, Several: several, Splits: k.open.Splits, ByCalls: !k.open.Several, Check: k.found,
+		Instead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxIs: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
+		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) +
+			server.InSession(int(s.TTL/time.Second)),
 	}); err != nil {
 		return err
 	}
@@ -242,12 +245,15 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 		Connect: func(ctx context.Context) (driver.Conn, error) {
 			return k.connectOr(ctx, k.open.Leases, k.open.Lease)
 		},
-		Several: several, Check: k.leasable, Instead: plain(lease.Plain), Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxIs: othersAre, Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true,
+		Several: several, Check: k.leasable, Instead: plain(lease.Plain),
+		Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxIs: othersAre,
+		Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true,
 	}); err != nil {
 		return err
 	}
 	l.advising, err = pool.New(pool.Config{
-		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxIs: othersAre, Idle: s.TTL / 2, Setup: advisory.Setup(s.TTL), Budget: k.conns, Keeps: true,
+		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxIs: othersAre, Idle: s.TTL / 2,
+		Setup: advisory.Setup(s.TTL), Budget: k.conns, Keeps: true,
 	})
 	return err
 }
@@ -288,7 +294,8 @@ func (k *Handle) killing() pool.Config {
 func (k *Handle) found(f pool.Found) error {
 	k.manual.Store(!f.Autocommit)
 	if f.CompletionType != "NO_CHAIN" {
-		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("completion_type is %s, so that a COMMIT begins the next transaction or ends the connection; say completion_type=NO_CHAIN in the DSN", f.CompletionType))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("completion_type is %s, so that a COMMIT begins the next transaction"+
+			" or ends the connection; say completion_type=NO_CHAIN in the DSN", f.CompletionType))
 	}
 	return nil
 }

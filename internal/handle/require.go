@@ -54,7 +54,8 @@ func ParseRequired(value string) (*Required, error) {
 		}
 		_, bad := path.Match(t.schema+t.table, "")
 		if t.table == "" || bad != nil || strings.ContainsAny(t.table, ".:`\"' ") {
-			return nil, fmt.Errorf("mysqllock: lockRequire is %q, want tables or patterns such as products,order_*,shop.stock, after log: if nothing is to be refused", value)
+			return nil, fmt.Errorf("mysqllock: lockRequire is %q, want tables or patterns such as products,order_*,shop.stock,"+
+				" after log: if nothing is to be refused", value)
 		}
 		r.tables = append(r.tables, t)
 	}
@@ -142,7 +143,8 @@ func (r *Required) isNew(l lack) bool {
 var beneath = []string{
 	"github.com/mysqllock/mysqllock.", "github.com/mysqllock/mysqllock/internal/", "github.com/mysqllock/mysqllock/intercept.",
 	"database/sql.", "runtime.", "reflect.", "slices.", "sync.",
-	"gorm.io/", "github.com/jmoiron/sqlx", "github.com/uptrace/bun", "entgo.io/ent", "xorm.io/", "github.com/volatiletech/", "github.com/aarondl/",
+	"gorm.io/", "github.com/jmoiron/sqlx", "github.com/uptrace/bun", "entgo.io/ent", "xorm.io/", "github.com/volatiletech/",
+	"github.com/aarondl/",
 	"github.com/ngrok/sqlmw", "github.com/XSAM/otelsql", "github.com/qustavo/sqlhooks", "github.com/DataDog/",
 }
 

@@ -107,7 +107,8 @@ func (c *starvationGuard) enter(ctx context.Context, asked *bool) (context.Conte
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 1 && n >= c.bound {
-		err := fmt.Errorf("%d callers wait on the %d connections that SetMaxOpenConns allows, and the last one is kept free for the holder", n-1, c.bound)
+		err := fmt.Errorf("%d callers wait on the %d connections that SetMaxOpenConns allows,"+
+			" and the last one is kept free for the holder", n-1, c.bound)
 		if !c.advised { // the text need not say it each time
 			c.advised = true
 			err = fmt.Errorf("%w; %s, or mysqllock.Do, which waits without a connection", err, useMaxConns)
@@ -184,5 +185,6 @@ func Yielded(err error) error {
 
 // boundMet is called once, when waiters have filled the bound of database/sql's pool.
 func (k *Handle) boundMet(bound int) {
-	k.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows, and the holder none; %s", bound, useMaxConns))
+	k.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows,"+
+		" and the holder none; %s", bound, useMaxConns))
 }

@@ -50,6 +50,8 @@ func (w *Wrapper) Unusable() error {
 // Refuses is the error of a statement that comes through a wrapper which does not pass
 // driver.Validator on.
 func (w *Wrapper) Refuses() error {
-	return fmt.Errorf("mysqllock: with maxConns a connection goes back when database/sql calls driver.Validator, which %s, a wrapper of drivers, hides; "+
-		"put it beneath this driver, with Config.Base, use one that passes driver.Validator on, or leave maxConns out: %w", w.name, errors.ErrUnsupported)
+	return fmt.Errorf("mysqllock: with maxConns a connection goes back when database/sql calls driver.Validator,"+
+		" which %s, a wrapper of drivers, hides;"+
+		" put it beneath this driver, with Config.Base, use one that passes driver.Validator on, or leave maxConns out: %w",
+		w.name, errors.ErrUnsupported)
 }

@@ -195,7 +195,8 @@ var shared = fmt.Sprintf("LEFT(name, %d) = %s", len(schema.Stripes)-1, schema.Li
 
 func (r *Rows) disagree(why string) error {
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"lockStripes is %[1]d here, but %[2]s: their locks would not exclude each other; use the same lockStripes everywhere, or to change it, stop all programs that use the namespace and run:\n"+
+		"lockStripes is %[1]d here, but %[2]s: their locks would not exclude each other;"+
+			" use the same lockStripes everywhere, or to change it, stop all programs that use the namespace and run:\n"+
 			"UPDATE %[3]s, (SELECT MAX(token) AS highest FROM %[3]s) d SET token = GREATEST(token, highest) WHERE %[4]s;\n"+
 			"DELETE FROM %[3]s WHERE namespace = %[5]s AND NOT (%[4]s);\n"+
 			"the first statement keeps tokens growing",
@@ -206,7 +207,8 @@ func (r *Rows) disagree(why string) error {
 const arrival = 100 * time.Millisecond
 
 // ErrNoRow says that a key's row is missing that was made.
-var ErrNoRow = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished again and again; remove rows only by the clean-up"))
+var ErrNoRow = lockerr.With(lockerr.ErrUnsafe, errors.New("a key's row in the lock table has vanished again and again;"+
+	" remove rows only by the clean-up"))
 
 // Renew is Forget and then Exist, before another attempt. In a cluster it waits a moment
 // first: the rows of one node may be on their way to another.

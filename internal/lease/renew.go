@@ -288,7 +288,9 @@ func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, s
 
 // extendOn renews leases on h. It also writes since when they are held, and their TTL, until the
 // server has said that the table has no columns for that, or that the account may not write them.
-func (l *Locker) extendOn(ctx context.Context, h *lockConn, leases []*Lease, ttl func(*Lease) time.Duration, skip string) (driver.Result, error) {
+func (l *Locker) extendOn(
+	ctx context.Context, h *lockConn, leases []*Lease, ttl func(*Lease) time.Duration, skip string,
+) (driver.Result, error) {
 	if !l.untold.Load() {
 		result, err := h.exec(ctx, l.changeSQL(leases, ttl, lasted, tell, skip))
 		if !server.NoColumn(err) {

@@ -59,7 +59,8 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) 
 	key := by.r.Key
 	a.sent = time.Now()
 	err = h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+" FOR UPDATE NOWAIT")
+		rows, err := h.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+
+			" FOR UPDATE NOWAIT")
 		if err != nil {
 			return false, err
 		}
@@ -109,7 +110,8 @@ func (l *Locker) giveRows(ctx context.Context, h *lockConn, leases []*Lease) (pa
 
 func (l *Locker) giveUnknownRow(ctx context.Context, h *lockConn, key string) error {
 	return h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE", schema.Literal(l.owner), l.cfg.Table, l.row("", key)))
+		rows, err := h.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE",
+			schema.Literal(l.owner), l.cfg.Table, l.row("", key)))
 		if err != nil || len(rows) == 0 || rows[0][0] != "1" {
 			return false, err
 		}
@@ -144,7 +146,8 @@ func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, s
 func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
 	var found []*Lease // that are still ours
 	err := h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT",
+		rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s"+
+			" AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT",
 			l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner)))
 		for _, s := range leases {
 			if slices.ContainsFunc(rows, func(row []string) bool { return row[0] == s.key && row[1] == strconv.FormatUint(s.token, 10) }) {

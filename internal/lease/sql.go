@@ -139,7 +139,8 @@ func (l *Locker) handoffBlock(from *Lease, ttl time.Duration) pool.Block {
 }
 
 func (l *Locker) handoffText() string {
-	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s AND expires > UTC_TIMESTAMP(6)",
+	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s"+
+		" AND expires > UTC_TIMESTAMP(6)",
 		l.cfg.Table, after, l.rowOf(""), schema.Literal(l.owner))
 }
 
@@ -265,7 +266,8 @@ func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, last
 		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM %s"+
 		" STRAIGHT_JOIN %[1]s r ON %[3]s AND r.token = d.k AND r.owner = %[4]s"+
 		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
-		l.cfg.Table, schema.List(lines, "n", "k", "ttl", "age", "told"), schema.Row("r.", l.cfg.Namespace, "d.n"), schema.Literal(l.owner), lasts, skip, set)
+		l.cfg.Table, schema.List(lines, "n", "k", "ttl", "age", "told"),
+		schema.Row("r.", l.cfg.Namespace, "d.n"), schema.Literal(l.owner), lasts, skip, set)
 }
 
 // toldTTL is what a renewal of a lease of ttl writes as its TTL. If it makes the lease last for

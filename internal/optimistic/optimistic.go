@@ -173,7 +173,8 @@ func (v *Version) Verify(ctx context.Context, conn driver.Conn) error {
 			return err
 		}
 	}
-	return lockerr.With(lockerr.ErrConflict, errors.New("the node that this connection leads to does not show yet what was committed under the key; try again"))
+	return lockerr.With(lockerr.ErrConflict, errors.New("the node that this connection leads to does not show yet"+
+		" what was committed under the key; try again"))
 }
 
 // Next returns the version that a commit has set.

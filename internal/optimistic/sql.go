@@ -16,7 +16,8 @@ const readUncommitted = "READ-UNCOMMITTED"
 // row is prepared, the remaining time of its lease, and the lease's owner. It is a plain
 // read, which waits for no lock. LIMIT overrides sql_select_limit.
 func (l *Locker) readSQL(keys []string) string {
-	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s, name, token, "+schema.Prepared+", %s, owner FROM %s WHERE %s LIMIT %d",
+	return l.big(len(keys)) + fmt.Sprintf("SELECT /*+ SET_VAR(sql_big_selects = 1) MAX_EXECUTION_TIME(4294967295) */ %s,"+
+		" name, token, "+schema.Prepared+", %s, owner FROM %s WHERE %s LIMIT %d",
 		l.cfg.Info.IsolationVariable(), schema.Remaining(""), l.cfg.Table, schema.Rows(l.cfg.Namespace, keys), len(keys))
 }
 

@@ -118,7 +118,8 @@ func (t *turns) hopeless(others int, left time.Duration) error {
 	if turn == 0 || time.Duration(others)*turn <= left {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("%d callers of this process wait in front of it, the last ones had the key for %v each, and it has %v left",
+	return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("%d callers of this process wait in front of it,"+
+		" the last ones had the key for %v each, and it has %v left",
 		others, turn.Round(time.Microsecond), left.Round(time.Microsecond)))
 }
 
@@ -217,8 +218,11 @@ type Ends struct {
 
 // Ahead is what the callers in front of a waiter know of the key when its wait ends.
 type Ahead struct {
-	Taken bool // one of them has held it, was told since the waiter came that somebody has it, or keeps its place while it waits for another key
-	Asks  bool // one of them has a connection, and asks the server
+	// Taken: one of them has held it, was told since the waiter came that somebody has it, or keeps its
+	// place while it waits for another key.
+	Taken bool
+
+	Asks bool // one of them has a connection, and asks the server
 }
 
 // Enter waits until the caller is in front of the queues of all keys, or until the wait ends. It

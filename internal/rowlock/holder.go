@@ -84,7 +84,8 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
 			" WHERE k.lock_table = "+schema.Literal(l.cfg.Table.String())+" AND k.lock_data IN ("+l.lockData(names)+"))")
 	}
-	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r WHERE r.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID"+
+	return l.lockedBySQL(names, bound, "NOT EXISTS (SELECT 1 FROM performance_schema.data_locks r"+
+		" WHERE r.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID"+
 		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
 }
 
@@ -105,10 +106,12 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 // MySQL 9.7). The row's lock comes first: the transactions of the others are not looked for. A lock of
 // the gap before the row locks nobody out of the row.
 func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
-	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+server.ProgramOf("t.PROCESSLIST_ID")+","+
+	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+
+		server.ProgramOf("t.PROCESSLIST_ID")+","+
 		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
 		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
-		" FROM performance_schema.data_locks l STRAIGHT_JOIN performance_schema.data_locks o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'"+
+		" FROM performance_schema.data_locks l STRAIGHT_JOIN performance_schema.data_locks o"+
+		" ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'"+
 		" STRAIGHT_JOIN performance_schema.threads t ON t.THREAD_ID = o.THREAD_ID"+
 		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s)"+
 		" AND l.LOCK_MODE NOT LIKE '%%,GAP%%' AND l.LOCK_MODE NOT LIKE '%%INSERT_INTENTION%%' AND %s LIMIT 1",

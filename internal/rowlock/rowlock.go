@@ -23,43 +23,46 @@
 // The caller waits for the end of a live lease without a transaction. It removes an
 // expired lease from the row, which waits for the last COMMIT under it, and tries again.
 //
-// A caller that comes to the front of the queue tries with NOWAIT, too, unless another process
-// had the key a moment ago: then it waits in the server, in the order of arrival there.
-// So does one whose query can go out with the lock, some way off the server, while a holder of its own process has the
-// key: it has the key at the COMMIT, and the rows with it. It needs a session for that, so it does not where there is a
-// bound of them. (All could wait there, a round trip sooner. Tried with 64 goroutines in BeginTx on one key: the time in which nobody has it
-// falls from 0.43 to 0.26 ms on MySQL 9.7 and from 0.35 to 0.15 on MariaDB 10.11, and what a wait
-// costs the server more than NOWAIT takes that away again: 0.8 and 1.0 times as many transactions.)
+// A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the
+// key a moment ago: then it waits in the server, in the order of arrival there. So does one whose
+// query can go out with the lock, some way off the server, while a holder of its own process has the
+// key: it has the key at the COMMIT, and the rows with it. It needs a session for that, so it does not
+// where there is a bound of them. (All could wait there, a round trip sooner. Tried with 64 goroutines
+// in BeginTx on one key: the time in which nobody has it falls from 0.43 to 0.26 ms on MySQL 9.7 and
+// from 0.35 to 0.15 on MariaDB 10.11, and what a wait costs the server more than NOWAIT takes that
+// away again: 0.8 and 1.0 times as many transactions.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
 //
 // # Handoff
 //
-// A session goes with its lock to the next caller in the queue of this process, if both want the
-// same key alone, in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE NOWAIT", commits, and locks
-// the key again for that caller; sessions are not in autocommit, so that needs no START TRANSACTION. A process that
-// waits in the server gets the key at the COMMIT all the same, and the caller then waits behind it. The answer to SELECT 1
-// says that the COMMIT came through, whatever becomes of the lock. Where two statements are two round trips, or
-// quicker than one text ([pool.Conn.Packs]), there is COMMIT alone, and the next caller asks. If nothing has run
-// in the transaction since the lock was
-// granted, there is nothing to commit, and no snapshot: the next caller gets the transaction
-// as it is, after a look at the socket. For other processes that is one long hold, so it is
-// bounded: by [strategy.Config.HandOvers] and [strategy.Config.HandOverTime] since the last COMMIT. COMMITs that
-// lock for the next caller are bounded by HandOvers, too: callers of other processes that only
-// look now and then have their turn after that. While somebody waits for any session, none is
-// handed over.
+// A session goes with its lock to the next caller in the queue of this process, if both want the same
+// key alone, in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE
+// NOWAIT", commits, and locks the key again for that caller; sessions are not in autocommit, so that
+// needs no START TRANSACTION. A process that waits in the server gets the key at the COMMIT all the
+// same, and the caller then waits behind it. The answer to SELECT 1 says that the COMMIT came through,
+// whatever becomes of the lock. Where two statements are two round trips, or quicker than one text
+// ([pool.Conn.Packs]), there is COMMIT alone, and the next caller asks. If nothing has run in the
+// transaction since the lock was granted, there is nothing to commit, and no snapshot: the next caller
+// gets the transaction as it is, after a look at the socket. For other processes that is one long
+// hold, so it is bounded: by [strategy.Config.HandOvers] and [strategy.Config.HandOverTime] since the
+// last COMMIT. COMMITs that lock for the next caller are bounded by HandOvers, too: callers of other
+// processes that only look now and then have their turn after that. While somebody waits for any
+// session, none is handed over.
 //
 // What a statement has left on the session ends with it, so such a session is not handed over;
 // nor is one that holds more than its one key, or must check something before its COMMIT.
 //
 // # The caller's statements beside ours
 //
-// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the lock statement
-// ([Request.Behind]), also behind one that waits, and the write that ends the unit in front of COMMIT, with the count of its rows between them: one that
-// has changed nothing stops there, since the unit then stays open. So read, decide, write is two round trips, as without
-// the lock, and of a hot row the next caller has the key after two. The answer of the query is read only once that of the lock
-// was. Of an error in front of COMMIT it is not always known whether it is the write's: see [server.Uncounted].
+// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the
+// lock statement ([Request.Behind]), also behind one that waits, and the write that ends the unit in
+// front of COMMIT, with the count of its rows between them: one that has changed nothing stops there,
+// since the unit then stays open. So read, decide, write is two round trips, as without the lock, and
+// of a hot row the next caller has the key after two. The answer of the query is read only once that
+// of the lock was. Of an error in front of COMMIT it is not always known whether it is the write's:
+// see [server.Uncounted].
 //
 // # Shared keys
 //
@@ -340,7 +343,8 @@ func (a *attempt) allowed() error {
 	level := sql.IsolationLevel(a.opts.Isolation)
 	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-			"on %s a %v transaction takes its snapshot when it begins, before it has the lock; say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
+			"on %s a %v transaction takes its snapshot when it begins, before it has the lock;"+
+				" say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
 	}
 	if _, err := pool.Options(a.opts); err != nil {
 		return err
@@ -355,7 +359,8 @@ func (a *attempt) allowed() error {
 		kind = "row locks"
 	}
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"%s do not exclude on %s, whose other nodes do not see them; use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
+		"%s do not exclude on %s, whose other nodes do not see them;"+
+			" use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
 
 // outrun reports that a lock was refused because another node was quicker. The transaction
@@ -406,7 +411,8 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
-	nowait := a.First || !a.Ticket.Next() && !a.Ticket.SeenOtherProcess() || !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	nowait := a.First || !a.Ticket.Next() && !a.Ticket.SeenOtherProcess() ||
+		!slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
 	if !nowait {
 		a.Heard.Store(true)
 	}

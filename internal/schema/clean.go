@@ -25,7 +25,8 @@ const (
 // CleanSetup is the first statement on a connection for a [Cleaner]. If the client
 // vanishes, the server soon ends the connection, and with it the transaction that locks
 // rows.
-var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 3" + server.InSession(3)
+var CleanSetup = "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 1," +
+	" lock_wait_timeout = 5, wait_timeout = 3" + server.InSession(3)
 
 // Cleaner is a clean-up of the table. It removes old rows of all namespaces: rows that were
 // made, or had a lease, longer ago than a given time. A row lock leaves no trace in its
@@ -138,7 +139,8 @@ func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 		case !server.Locked(err) && !server.Deadlock(err):
 			return err
 		case tries == cleanBusy:
-			return lockerr.With(lockerr.ErrLocked, fmt.Errorf("the high-water row of the lock table was locked for %v, for example by programs that make rows: %w", time.Since(began).Round(time.Second), err))
+			return lockerr.With(lockerr.ErrLocked, fmt.Errorf("the high-water row of the lock table was locked for %v,"+
+				" for example by programs that make rows: %w", time.Since(began).Round(time.Second), err))
 		}
 	}
 }
@@ -167,7 +169,8 @@ func (c *Cleaner) find(ctx context.Context, conn driver.Conn, limit int) ([][]st
 	if c.end != nil {
 		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(c.end[0]), Literal(c.end[1]))
 	}
-	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
+	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s"+
+		" WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
 		c.table, c.behind(), upTo, c.old, Literal(Stripes), HighWater, limit))
 }
 
@@ -251,7 +254,8 @@ func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]strin
 
 // lock locks those of rows that are still old.
 func (c *Cleaner) lock(rows [][]string, unless string) string {
-	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s", c.table.exactly(rows), c.old, c.highWater, unless)
+	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s",
+		c.table.exactly(rows), c.old, c.highWater, unless)
 }
 
 // lockEach returns those of rows that it has locked.
@@ -280,5 +284,6 @@ func (t Table) exactly(rows [][]string) string {
 // returns a row where one is. A notice that lasts for much longer than any does is from
 // before the server's clock was set back.
 func (t Table) CleaningSQL() string {
-	return "SELECT 1 FROM " + t.String() + " WHERE " + HighWater + " AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
+	return "SELECT 1 FROM " + t.String() + " WHERE " + HighWater + " AND expires BETWEEN UTC_TIMESTAMP(6)" +
+		" AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"
 }

@@ -234,7 +234,7 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	repeatable := s.engine == "" || info.Topology != server.MultiPrimary
 	if err == nil && auto && lack != "" && repeatable {
 		err = server.Exec(ctx, conn, lack)
-		if err == nil || server.Number(err) == duplicateColumn {
+		if err == nil || server.Number(err) == server.DuplicateColumn {
 			if s, err = t.state(ctx, conn); err == nil {
 				lack = t.lack(s)
 			}
@@ -243,35 +243,59 @@ func (t Table) ensure(ctx context.Context, conn driver.Conn, info server.Info, a
 	if err == nil && lack == "" && s.innoDB() {
 		err = t.ensureHighWater(ctx, conn)
 	}
-	run := t.highWaterDDL()
-	if lack != "" {
-		run = lack + ";\n" + run
+	if err != nil {
+		return t.notMade(s, lack, err)
 	}
+	return t.unfit(s, lack)
+}
+
+// remedy is what to run for a table that lacks something.
+func (t Table) remedy(lack string) string {
+	if lack == "" {
+		return t.highWaterDDL()
+	}
+	return lack + ";\n" + t.highWaterDDL()
+}
+
+// notMade says what can be done about an error with which the table was looked at, made or brought
+// up to date.
+func (t Table) notMade(s state, lack string, err error) error {
+	run := t.remedy(lack)
 	switch {
 	case server.Denied(err):
-		return fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and CREATE if it is missing; or run with another account:\n%s", err, run)
+		return fmt.Errorf("making the lock table: %w; the account needs SELECT, INSERT, UPDATE on it, and CREATE if it is missing;"+
+			" or run with another account:\n%s", err, run)
 	case server.ReadOnlyTransactions(err):
 		return server.RefusedReadOnly(err)
 	case server.Refused(err):
-		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so no lock on it excludes other programs; connect to the server that takes writes, where this may have to be run:\n%s", err, run))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so no lock on it"+
+			" excludes other programs; connect to the server that takes writes, where this may have to be run:\n%s", err, run))
 	case server.Missing(err):
 		return fmt.Errorf("making the lock table: %w; run with an account that may:\n%s", err, run)
 	case server.Locked(err) && s.engine == "":
 		return fmt.Errorf("%w: %w", errBeingMade, err)
 	case server.Locked(err) && lack != "":
-		return fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed now: %w; the next use tries again, or run while it is not in use:\n%s", err, run)
-	case err != nil:
-		return err
+		return fmt.Errorf("the lock table is of an older form and in use, so it cannot be changed now: %w;"+
+			" the next use tries again, or run while it is not in use:\n%s", err, run)
+	}
+	return err
+}
+
+// unfit is the error for a table that is there, or is not, in a form in which it cannot be used; nil
+// for one that can.
+func (t Table) unfit(s state, lack string) error {
+	switch {
 	case s.engine == "":
-		return fmt.Errorf("the lock table %s does not exist, or the account lacks privileges on it (SELECT, INSERT, UPDATE); make it with:\n%s", t, run)
+		return fmt.Errorf("the lock table %s does not exist, or the account lacks privileges on it (SELECT, INSERT, UPDATE);"+
+			" make it with:\n%s", t, t.remedy(lack))
 	case s.engine == view:
-		return lockerr.With(lockerr.ErrUnsafe,
-			fmt.Errorf("the lock table %s is a view, which has no rows of its own to lock; name a table in lockTable, or a name that nothing has yet", t))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the lock table %s is a view, which has no rows of its own to lock;"+
+			" name a table in lockTable, or a name that nothing has yet", t))
 	case !s.innoDB():
-		return lockerr.With(lockerr.ErrUnsafe,
-			fmt.Errorf("the lock table %s uses the storage engine %s, which has no row locks; run ALTER TABLE %s ENGINE=InnoDB", t, s.engine, t))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("the lock table %s uses the storage engine %s, which has no row locks;"+
+			" run ALTER TABLE %s ENGINE=InnoDB", t, s.engine, t))
 	case lack != "":
-		return fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, run)
+		return fmt.Errorf("the lock table %s is of an older form; bring it up to date with:\n%s", t, t.remedy(lack))
 	}
 	return nil
 }
@@ -350,16 +374,13 @@ func (t Table) Complete(ctx context.Context, conn driver.Conn, info server.Info,
 	}
 	err = server.Exec(ctx, conn, "ALTER TABLE "+t.String()+" /*M!100300 WAIT 1 */ "+add)
 	switch n := server.Number(err); {
-	case err == nil, n == duplicateColumn:
+	case err == nil, n == server.DuplicateColumn: // another process was quicker
 		return "", nil, nil
 	case n != 0:
 		return lack, err, nil
 	}
 	return lack, nil, err
 }
-
-// duplicateColumn says that another process was quicker.
-const duplicateColumn = 1060
 
 // ensureHighWater makes the high-water row if a plain read does not find it. (An INSERT of an
 // existing row would wait for its lock.)
@@ -388,7 +409,8 @@ func (t Table) Where(schemaColumn, nameColumn string) string {
 // AlikeSQL asks for the names of up to ten tables in the same database that have the columns of a lock table.
 func (t Table) AlikeSQL() string {
 	return "SELECT TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + Literal(t.schema) +
-		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_NAME HAVING COUNT(*) = 5 ORDER BY TABLE_NAME LIMIT 10"
+		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_NAME HAVING COUNT(*) = 5" +
+		" ORDER BY TABLE_NAME LIMIT 10"
 }
 
 // Named returns the table of that name in the same database.

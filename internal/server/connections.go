@@ -16,7 +16,8 @@ import (
 // performance_schema is off, and older servers do not have it; then there is only the other one.
 // INFO has the first 1,024 bytes of the text there, and 65,535 on MariaDB, so what is looked for
 // stands in front.
-const Connections = "(SELECT " + listed + " /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist UNION ALL SELECT " + listed +
+const Connections = "(SELECT " + listed + " /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist" +
+	" UNION ALL SELECT " + listed +
 	" FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
 
 const listed = "ID, USER, HOST, COMMAND, TIME, STATE, INFO"

@@ -32,13 +32,14 @@ func Number(err error) uint16 {
 // (3572), or a lock wait timeout (1205), which is also the error of NOWAIT on MariaDB.
 func Locked(err error) bool {
 	n := Number(err)
-	return n == 3572 || n == 1205
+	const nowait = 3572 // ER_LOCK_NOWAIT
+	return n == nowait || n == LockWaitTimeout
 }
 
 // Interrupted reports whether a waiting lock statement was ended by its own time limit (3024
 // on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by innodb_lock_wait_timeout (1205).
 func Interrupted(err error) bool {
-	return slices.Contains([]uint16{3024, 1969, 1317, 1205}, Number(err)) && !Ended(err)
+	return slices.Contains([]uint16{3024, 1969, QueryInterrupted, LockWaitTimeout}, Number(err)) && !Ended(err)
 }
 
 // closed is what vttablet and vtgate say of a transaction that they have ended, with the number of KILL
@@ -50,7 +51,7 @@ var closed = []string{
 
 // Ended reports that a tablet has ended the transaction: what follows would commit by itself.
 func Ended(err error) bool {
-	if n := Number(err); n != 1317 && n != 3024 {
+	if n := Number(err); n != QueryInterrupted && n != 3024 {
 		return false
 	}
 	text := tabletText(err)
@@ -76,7 +77,7 @@ func dropped(err error) bool {
 	}
 	text := tabletText(err)
 	switch n {
-	case 1064, 1235, 1054, 1146, 1049, 1305: // also vtgate's own
+	case ParseError, 1235, 1054, 1146, 1049, 1305: // also vtgate's own
 		return strings.Contains(text, rolledBack)
 	case 1105:
 		return !strings.Contains(text, "syntax error at position")
@@ -97,7 +98,7 @@ const rolledBack = "transaction rolled back"
 // InnoDB's own number, 149.
 func Deadlock(err error) bool {
 	switch Number(err) {
-	case 1213, 3101, 1020, 9007, 8005, 8002, 8022, 8028:
+	case LockDeadlock, 3101, 1020, 9007, 8005, 8002, 8022, 8028:
 		return true
 	case 1180:
 		return strings.Contains(err.Error(), "error 149 ")
@@ -116,7 +117,8 @@ func Changed(err error) bool { n := Number(err); return n == 1020 || n == 9007 |
 // tidb_constraint_check_in_place_pessimistic is off.
 func (i Info) EndsTransaction(err error) bool {
 	n := Number(err)
-	return Deadlock(err) || n == 1206 || n == 1180 || n == 8229 || n == 8147 || n == 1205 && i.RollbackOnTimeout || Ended(err) || i.Tablets && dropped(err)
+	return Deadlock(err) || n == 1206 || n == 1180 || n == 8229 || n == 8147 || n == LockWaitTimeout && i.RollbackOnTimeout ||
+		Ended(err) || i.Tablets && dropped(err)
 }
 
 // NoSavepoint reports that a savepoint does not exist (1305), as after the end of
@@ -144,7 +146,9 @@ func ReadOnlyTransactions(err error) bool { return Number(err) == 1792 }
 // transactions of the connection are READ ONLY.
 func RefusedReadOnly(err error) error {
 	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
-		"transactions are READ ONLY on this connection, so nothing can be locked; leave transaction_read_only (tx_read_only) out of the DSN, or set it to 0 where the server's default or its init_connect has it: %w", err))
+		"transactions are READ ONLY on this connection, so nothing can be locked;"+
+			" leave transaction_read_only (tx_read_only) out of the DSN, or set it to 0 where the server's default"+
+			" or its init_connect has it: %w", err))
 }
 
 // Denied reports a missing privilege: for a database, a table, a column, a
@@ -163,14 +167,14 @@ func Shared(err error) bool { return Number(err) == 3566 }
 func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 1615 }
 
 // Unparsed reports that the server has not understood a statement, and run none of it.
-func Unparsed(err error) bool { return Number(err) == 1064 }
+func Unparsed(err error) bool { return Number(err) == ParseError }
 
 // lacks reports that the server does not know something of a statement: its syntax (1064), a
 // variable (1193), a column or a function (1054, 1305), a table or a database (1146, 1109,
 // 1049), a feature (1235); or that it says no more than that it failed (1105), as engines
 // other than MySQL do.
 func lacks(err error) bool {
-	return slices.Contains([]uint16{1064, 1193, 1054, 1305, 1146, 1109, 1049, 1235, 1105}, Number(err))
+	return slices.Contains([]uint16{ParseError, 1193, 1054, 1305, 1146, UnknownTable, 1049, 1235, 1105}, Number(err))
 }
 
 // Unsupported reports that a connection was refused because of what it asked for: 1043, 1105, 1235, 1251.
@@ -187,7 +191,7 @@ func Full(err error) bool { return slices.Contains([]uint16{1040, 1203, 1226}, N
 
 // TooManyPrepared reports that the server has as many prepared statements as it may have.
 func TooManyPrepared(err error) bool {
-	const maxPreparedStmtCount = 1461
+	const maxPreparedStmtCount = 1461 // ER_MAX_PREPARED_STMT_COUNT_REACHED
 	return Number(err) == maxPreparedStmtCount
 }
 
@@ -272,14 +276,14 @@ func Saying(err error, more string) error {
 // Explain adds the matching sentinel to an error with which the server has refused a lock.
 // It returns other errors as they are.
 func Explain(err error) error {
-	const namedLocks = 3058 // a deadlock among named locks
 	switch {
 	case errors.Is(err, lockerr.ErrDeadlock), errors.Is(err, lockerr.ErrTimeout), errors.Is(err, lockerr.ErrLocked):
 		return err
-	case Deadlock(err), Number(err) == namedLocks:
+	case Deadlock(err), Number(err) == NamedLockDeadlock:
 		return lockerr.With(lockerr.ErrDeadlock, err)
 	case Locked(err), Interrupted(err):
-		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the statement before the wait was over, by its own limit or a KILL: %w", err))
+		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the statement before the wait was over,"+
+			" by its own limit or a KILL: %w", err))
 	}
 	return err
 }

@@ -104,11 +104,15 @@ func untested(name string, words ...string) engine {
 // engines are recognised by what they call themselves. One that is not here is recognised by
 // what it lacks: see [Probe].
 var engines = []engine{
-	{"TiDB", []string{"tidb"}, Flavour{RowLocks: true, UsedTables: true, EarlySnapshot: true, Optimists: true, EagerSubqueries: true}, (*Info).askTiDB},
+	{"TiDB", []string{"tidb"}, Flavour{
+		RowLocks: true, UsedTables: true, EarlySnapshot: true, Optimists: true, EagerSubqueries: true,
+	}, (*Info).askTiDB},
 	{"Vitess", []string{"vitess", "planetscale", "(git revision"}, Flavour{
 		RowLocks: true, SkipLocked: true, Share: " FOR SHARE", UnionLocks: true, Hints: true, Tablets: true,
 	}, (*Info).askVitess},
-	no("Dolt or go-mysql-server", false, "where FOR UPDATE is accepted and locks nothing, so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)", "dolt", "go-mysql-server"),
+	no("Dolt or go-mysql-server", false, "where FOR UPDATE is accepted and locks nothing,"+
+		" so that updates would be lost silently, and a test would prove nothing (package mysqllocktest tests without a server)",
+		"dolt", "go-mysql-server"),
 	untested("OceanBase", "oceanbase"),
 	untested("PolarDB-X", "polardb-x", "polardbx", "tddl"),
 	untested("SingleStore", "singlestore", "singlestoredb", "memsql"),
@@ -179,7 +183,8 @@ func (f Flavour) Reliable() error {
 	if f.RowLocks {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("%s; connect to MySQL or MariaDB, or use lockUnsafe=allow if you know that these locks hold there", f.Why()))
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("%s; connect to MySQL or MariaDB,"+
+		" or use lockUnsafe=allow if you know that these locks hold there", f.Why()))
 }
 
 // Shows returns an error if the server shows nothing of who holds row locks.
@@ -187,7 +192,8 @@ func (f Flavour) Shows() error {
 	if f.Holders || f.UsedTables {
 		return nil
 	}
-	return fmt.Errorf("the server is %s, which does not show who holds row locks, so that only doctor, run and hold work here; performance_schema of the MySQL behind it may", f.Engine)
+	return fmt.Errorf("the server is %s, which does not show who holds row locks, so that only doctor, run and hold work here;"+
+		" performance_schema of the MySQL behind it may", f.Engine)
 }
 
 // Why says in a sentence why locks on the server are not reliable.
@@ -211,7 +217,8 @@ func (f Flavour) AdvisoryLocks() error {
 
 // CleansUp is Slots for clean-ups of the lock table.
 func (f Flavour) CleansUp() error {
-	return f.has((f.SkipLocked || f.Optimists) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session", f.lacks+"; leave the rows, which do no harm")
+	return f.has((f.SkipLocked || f.Optimists) && !f.Tablets, "clean-ups", "SKIP LOCKED and settings of a session",
+		f.lacks+"; leave the rows, which do no harm")
 }
 
 // Shares is Slots for FOR SHARE. what needs it, and instead is what the caller can do.
@@ -230,7 +237,8 @@ func (f Flavour) Within(d time.Duration) (hint, tail string) {
 
 // Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint.
 func Bounded(d time.Duration) string {
-	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", d.Seconds(), d.Milliseconds())
+	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ",
+		d.Seconds(), d.Milliseconds())
 }
 
 // WaitsNamed begins a SELECT that waits for a named lock for at most bound, for a caller that waits
@@ -242,7 +250,8 @@ func (f Flavour) WaitsNamed(since time.Time, bound time.Duration) (begin, second
 	if f.Settings {
 		return "SELECT " + comment, fmt.Sprintf("%.3f", bound.Seconds())
 	}
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + comment, fmt.Sprintf("%.0f", math.Ceil(bound.Seconds()))
+	begin = fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */ ", bound.Milliseconds()) + comment
+	return begin, fmt.Sprintf("%.0f", math.Ceil(bound.Seconds()))
 }
 
 func (f Flavour) has(it bool, what, needs, end string) error {

@@ -57,7 +57,9 @@ func SendPacket(ctx context.Context, conn driver.Conn, texts ...string) (answers
 // SendBehind is SendPacket with a statement of the caller's in front, which returns no rows and has args. answers are
 // those of texts: the first of them proves that the statement has come through. driver.ErrSkip says that
 // conn does not put args into a text; nothing was sent then. The statement must be a whole one, whatever follows it.
-func SendBehind(ctx context.Context, conn driver.Conn, statement string, args []driver.NamedValue, texts ...string) (answers [][][]string, err error) {
+func SendBehind(
+	ctx context.Context, conn driver.Conn, statement string, args []driver.NamedValue, texts ...string,
+) (answers [][][]string, err error) {
 	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
 	var answering []int // the statement that each result set proves

@@ -26,19 +26,25 @@ type Info struct {
 	Flavour
 	MariaDB           bool
 	Version           string
-	Database          string        // the default database of new connections
-	Isolation         string        // of new connections, for example "REPEATABLE-READ"
-	RollbackOnTimeout bool          // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
-	ReadOnly          bool          // read_only or innodb_read_only
-	IdleLimit         int           // on the idleness of transactions of new connections, in seconds; 0 is none
-	Silence           time.Duration // after which the server ends a connection, in a transaction or not, on which nobody has set a limit; 0 is unknown
-	SnapshotIsolation bool          // there is innodb_snapshot_isolation: where it is on, a locking read of a row that has changed fails (1020)
-	SinglePrimary     bool          // of a Group Replication group: what is not replicated is lost in a failover
-	Server            string        // which server, or cluster of servers with the same data, this is; "" where it does not say
-	Router            bool          // a MySQL Router is in between: a client's connection may be several to the server, one after the other
-	StatementLog      bool          // of new connections: replicas run statements again, and may decide otherwise
-	Topology          string        // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
-	Optimistic        bool          // transactions of new connections are optimistic, where there are Optimists
+	Database          string // the default database of new connections
+	Isolation         string // of new connections, for example "REPEATABLE-READ"
+	RollbackOnTimeout bool   // innodb_rollback_on_timeout: a lock wait timeout (1205) rolls the transaction back
+	ReadOnly          bool   // read_only or innodb_read_only
+	IdleLimit         int    // on the idleness of transactions of new connections, in seconds; 0 is none
+	SinglePrimary     bool   // of a Group Replication group: what is not replicated is lost in a failover
+	Server            string // which server, or cluster of servers with the same data, this is; "" where it does not say
+	Router            bool   // a MySQL Router is in between: a client's connection may be several to the server, one after the other
+	StatementLog      bool   // of new connections: replicas run statements again, and may decide otherwise
+	Topology          string // "", also for a single primary, or of several servers that all take writes: Galera, MultiPrimary
+	Optimistic        bool   // transactions of new connections are optimistic, where there are Optimists
+
+	// Silence is after how long the server ends a connection, in a transaction or not, on which nobody has
+	// set a limit; 0 is unknown.
+	Silence time.Duration
+
+	// SnapshotIsolation: there is innodb_snapshot_isolation. Where it is on, a locking read of a row that has
+	// changed fails (1020).
+	SnapshotIsolation bool
 }
 
 // OwnSettings are the settings of the driver's own connections, behind SET SESSION: the clock of
@@ -46,8 +52,9 @@ type Info struct {
 // write, and the character set in which the names of locks are the same for all programs, whatever
 // the DSN and the account say.
 // Waits have limits of their own. Each server skips the comment for the other.
-const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0," +
-	" group_concat_max_len = 1048576, character_set_connection = utf8mb4 /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */"
+const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615," +
+	" sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576, character_set_connection = utf8mb4" +
+	" /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */"
 
 // Untimed, behind SELECT, lifts the application's max_execution_time, which MySQL counts for nothing
 // else. MariaDB takes it for a comment.
@@ -68,14 +75,16 @@ const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000
 // that are cut off: up to one more than it has been up. So on a server that was started less than
 // two seconds before that time the condition may be false.
 func Up(age time.Duration) string {
-	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */"+
+	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */"+
+		" /*M!100000 information_schema.GLOBAL_STATUS */"+
 		" WHERE VARIABLE_NAME = 'UPTIME') > %d", int((age+time.Second-1)/time.Second))
 }
 
 // StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
 // MySQL's @@binlog_format is deprecated, so that one may not be there.
 const StatementLog = "@@log_bin AND" +
-	" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format' AND VARIABLE_VALUE = 'STATEMENT') */" +
+	" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format'" +
+	" AND VARIABLE_VALUE = 'STATEMENT') */" +
 	" /*M!100000 @@binlog_format = 'STATEMENT' */"
 
 // LeaseLog is StatementLog; "" where leases need no named locks, so that the log does not matter.
@@ -89,22 +98,27 @@ func (i Info) LeaseLog() string {
 // ErrStatementLog is the error if a lease is asked for where StatementLog is 1. The statement
 // that takes a lease takes the wake-up lock in the same breath, and grants nothing where somebody
 // else has it. On a replica that runs the statement again the named locks are other ones.
-var ErrStatementLog = lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format is STATEMENT, with which the tokens of leases go back when a replica is promoted;"+
+var ErrStatementLog = lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format is STATEMENT,"+
+	" with which the tokens of leases go back when a replica is promoted;"+
 	" set ROW or MIXED, or use lockUnsafe=allow where no replica ever is"))
 
 // probe is one text for MySQL and MariaDB: each server skips the other's versioned comment.
 const probe = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
-	" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
+	" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables" +
+	" WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
 	" CONCAT_WS(',', (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_group_name')," +
-	" (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_single_primary_mode'))), 0, @@server_uuid," +
+	" (SELECT VARIABLE_VALUE FROM performance_schema.global_variables" +
+	" WHERE VARIABLE_NAME = 'group_replication_single_primary_mode'))), 0, @@server_uuid," +
 	// An attribute that a Router adds to those of its client.
-	" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
+	" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID()" +
+	" AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
 	" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
 	" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')," +
 	" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID')," +
 	" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0," +
 	" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
-	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout), IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + StatementLog +
+	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout)," +
+	" IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + StatementLog +
 	", @@version, @@version_comment LIMIT 1" // which overrides sql_select_limit
 
 // Probe asks the server on conn what it is, by one statement that needs no privilege, and by
@@ -141,7 +155,8 @@ func wide(rows [][]string, err error) bool {
 }
 
 var errWide = lockerr.With(lockerr.ErrUnsafe, errors.New(
-	"the server answers in a character set that numbers cannot be read from; leave character_set_results (utf16, utf32 or ucs2) out of the DSN, or set it to utf8mb4"))
+	"the server answers in a character set that numbers cannot be read from; leave character_set_results (utf16, utf32"+
+		" or ucs2) out of the DSN, or set it to utf8mb4"))
 
 // recognise asks the server what it is, in words that every engine knows, after it has not
 // answered like MySQL and MariaDB.
@@ -172,9 +187,11 @@ func recognise(ctx context.Context, conn driver.Conn, because error) (Info, erro
 
 // askTiDB asks what a TiDB has variables for.
 func (i *Info) askTiDB(ctx context.Context, conn driver.Conn) error {
-	rows, err := Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@tidb_txn_mode <> 'pessimistic', @@tidb_idle_transaction_timeout, @@read_only OR @@innodb_read_only, @@global.wait_timeout LIMIT 1")
+	rows, err := Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@tidb_txn_mode <> 'pessimistic',"+
+		" @@tidb_idle_transaction_timeout, @@read_only OR @@innodb_read_only, @@global.wait_timeout LIMIT 1")
 	if err != nil || len(rows) != 1 || len(rows[0]) != 5 {
-		return fmt.Errorf("reading the server's settings: %w", errors.Join(errors.New("TiDB answers in another form; it takes 7.6 or later"), err))
+		return fmt.Errorf("reading the server's settings: %w", errors.Join(
+			errors.New("TiDB answers in another form; it takes 7.6 or later"), err))
 	}
 	r := rows[0]
 	i.Isolation, i.Optimistic, i.ReadOnly = r[0], r[1] == "1", r[3] == "1"
@@ -202,10 +219,12 @@ func (i *Info) askVitess(ctx context.Context, conn driver.Conn) error {
 	case err != nil && Number(err) == 0: // the connection is lost, for example
 		return fmt.Errorf("reading the server's shards: %w", err)
 	case err != nil || len(rows) == 0:
-		i.unsafe(fmt.Sprintf("which does not tell that it has one shard; of several a lock can be free before another one has the data (%v)", err))
+		i.unsafe(fmt.Sprintf("which does not tell that it has one shard;"+
+			" of several a lock can be free before another one has the data (%v)", err))
 		return nil
 	case len(rows) > 1:
-		i.unsafe(fmt.Sprintf("which has %d shards (%s, %s …); they commit one after the other, so a lock can be free before another one has the data", len(rows), rows[0][0], rows[1][0]))
+		i.unsafe(fmt.Sprintf("which has %d shards (%s, %s …); they commit one after the other,"+
+			" so a lock can be free before another one has the data", len(rows), rows[0][0], rows[1][0]))
 		return nil
 	}
 	rows, err = Query(ctx, conn, "SELECT "+i.IsolationVariable()+", @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only LIMIT 1")
@@ -240,7 +259,8 @@ func (i Info) IsolationVariable() string {
 // where snapshots are early, and ends one that is idle for so many seconds. Other servers take it
 // for a comment.
 func InSession(seconds int) string {
-	return fmt.Sprintf(" /*T! , transaction_isolation = 'READ-COMMITTED', tidb_txn_mode = 'pessimistic', tidb_idle_transaction_timeout = %d */", seconds)
+	return fmt.Sprintf(" /*T! , transaction_isolation = 'READ-COMMITTED', tidb_txn_mode = 'pessimistic',"+
+		" tidb_idle_transaction_timeout = %d */", seconds)
 }
 
 // Pessimists returns an error if FOR UPDATE excludes nobody in the transactions of new
@@ -249,7 +269,8 @@ func (i Info) Pessimists(what string) error {
 	if !i.Optimistic {
 		return nil
 	}
-	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("tidb_txn_mode is not pessimistic, so that %s exclude nobody before COMMIT; say tidb_txn_mode=pessimistic in the DSN", what))
+	return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("tidb_txn_mode is not pessimistic, so that %s exclude nobody before COMMIT;"+
+		" say tidb_txn_mode=pessimistic in the DSN", what))
 }
 
 // told reads the answer to probe.
@@ -283,14 +304,14 @@ func (i Info) Alike(other Info) bool {
 // (access_mode=auto). Such a Router accepts the statement ROUTER SET; other Routers, and
 // servers, do not know it (1064).
 func NotSplit(ctx context.Context, conn driver.Conn) error {
-	const unknown = 1064
 	err := Exec(ctx, conn, "ROUTER SET access_mode = 'auto'")
-	if Number(err) == unknown {
+	if Unparsed(err) {
 		return nil
 	}
 	if err == nil {
 		err = lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"MySQL Router sends reads to other servers than writes here (access_mode=auto), so that what is read under a lock may be older than the lock; connect to its port for reads and writes"))
+			"MySQL Router sends reads to other servers than writes here (access_mode=auto),"+
+				" so that what is read under a lock may be older than the lock; connect to its port for reads and writes"))
 	}
 	return err
 }

@@ -3,7 +3,6 @@ package sqltext
 import (
 	"iter"
 	"strings"
-	"unicode/utf8"
 )
 
 // analyzer works out what the statements of a text do. next notes what matters in any
@@ -27,38 +26,40 @@ type analyzer struct {
 // the text, the last analyzer is hopeless.
 func (a analyzer) eachWay(text string) iter.Seq[analyzer] {
 	return func(yield func(analyzer) bool) {
-		quotings := [...]reading{
-			{},
-			{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
-			{plainDouble: true, plainSingle: true}, // NO_BACKSLASH_ESCAPES
-		}
+		first := a.in(text, reading{}, [3]string{})
 		var conditions [3]string
 		known := 0
-		for n := range 2 * len(quotings) {
-			r := quotings[n%len(quotings)]
-			if r.wide = n >= len(quotings); r.wide && utf8.ValidString(text) {
+		if first.doubt || first.notes { // a Left takes conditions in strings for doubt, too
+			conditions, known = conditionsIn(text)
+			first.hopeless = first.hopeless || known > len(conditions) // too many to try
+		}
+		if !first.goesTo(yield) || !first.doubt {
+			return
+		}
+		for n, all := 1, readings(text, known); n < all; n++ {
+			if !a.in(text, readingOf(n, known), conditions).goesTo(yield) {
 				return
-			}
-			for ; r.holds < 1<<known; r.holds++ {
-				one := a
-				one.lexer = lexer{text: text, reading: r, conditions: conditions, tok: other}
-				if one.asked != nil && strings.IndexByte(text, ';') < 0 {
-					one.any = one.begin() // this is enough
-				} else {
-					one.scan()
-				}
-				first := r == reading{}
-				if first && (one.doubt || one.notes) { // a Left takes conditions in strings for doubt, too
-					conditions, known = conditionsIn(text)
-					one.hopeless = one.hopeless || known > len(conditions) // too many to try
-				}
-				rejected := one.broken && !one.any && !one.hopeless // it does nothing
-				if !rejected && !yield(one) || one.hopeless || first && !one.doubt {
-					return
-				}
 			}
 		}
 	}
+}
+
+// in reads the text in one way.
+func (a analyzer) in(text string, r reading, conditions [3]string) analyzer {
+	a.lexer = lexer{text: text, reading: r, conditions: conditions, tok: other}
+	if a.asked != nil && strings.IndexByte(text, ';') < 0 {
+		a.any = a.begin() // this is enough
+	} else {
+		a.scan()
+	}
+	return a
+}
+
+// goesTo yields what one way of reading has told, unless no server accepts the text in it, and reports
+// whether another way may be tried.
+func (a analyzer) goesTo(yield func(analyzer) bool) (goOn bool) {
+	rejected := a.broken && !a.any && !a.hopeless // it does nothing
+	return (rejected || yield(a)) && !a.hopeless
 }
 
 // statement is what is known of the statement that is being read.

@@ -85,7 +85,9 @@ var forms = byVerbs([]row{
 	{"XA", form{Info: Info{Kind: Commits}}}, // END, RECOVER
 
 	// Only a temporary table commits nothing; its SELECT locks what it reads, like that of INSERT.
-	{"CREATE [OR|REPLACE] TEMPORARY TABLE [IF|NOT|EXISTS] %", form{rule: ifSystem, leaves: leavesNoted, kind: "table", by: "CREATE TEMPORARY TABLE", more: thenCreated}},
+	{"CREATE [OR|REPLACE] TEMPORARY TABLE [IF|NOT|EXISTS] %", form{
+		rule: ifSystem, leaves: leavesNoted, kind: "table", by: "CREATE TEMPORARY TABLE", more: thenCreated,
+	}},
 	{"CREATE [OR|REPLACE] TEMPORARY", form{Info: committing, leaves: leavesAny}}, // SEQUENCE
 	{"CREATE … PROCEDURE|FUNCTION|TRIGGER|EVENT|PACKAGE", form{Info: defines, body: true}},
 	{"DROP TEMPORARY TABLE|TABLES [IF|EXISTS] % $", form{leaves: leavesNoted, kind: "table"}},

@@ -28,6 +28,30 @@ type reading struct {
 	holds       int  // bit i: the conditional comments with conditions[i] are code
 }
 
+// quotings are the readings by which sql_mode sets servers apart.
+var quotings = [...]reading{
+	{},
+	{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
+	{plainDouble: true, plainSingle: true}, // NO_BACKSLASH_ESCAPES
+}
+
+// readings counts the readings of a text that has so many different conditions.
+func readings(text string, conditions int) int {
+	n := len(quotings) << conditions
+	if utf8.ValidString(text) {
+		return n
+	}
+	return 2 * n // each of them wide, too
+}
+
+// readingOf returns the n-th reading, beginning with the zero value.
+func readingOf(n, conditions int) reading {
+	quoting := n >> conditions
+	r := quotings[quoting%len(quotings)]
+	r.holds, r.wide = n&(1<<conditions-1), quoting >= len(quotings)
+	return r
+}
+
 // lexer cuts text into tokens, in one reading. Comments, and conditional ones that don't hold,
 // are skipped like whitespace.
 type lexer struct {

@@ -22,7 +22,6 @@ type Attempt struct {
 	Wait    time.Duration
 	Waiting Waiting      // nil for nobody to ask
 	Short   func() error // says which bound leaves it no connection to ask on; nil, or no error, for none
-	Once    bool         // what follows is one wait for Waiting, until Finish: so the caller is not refused between two waits, and an observer sees one
 	Start   time.Time
 	Since   time.Time // when the caller began to wait, for those who look, and for its error; before Start if this call is not the first
 	Heard   Heard
@@ -30,6 +29,10 @@ type Attempt struct {
 	Next    bool            // Enqueue is over when the caller is the next of its process: see [queue.Ticket.Next]
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have it
+
+	// Once: what follows is one wait for Waiting, until Finish. So the caller is not refused between two
+	// waits, and an observer sees one.
+	Once bool
 
 	vanished time.Time       // when Vanished was true first
 	cleaning bool            // it did not want to wait, and waits for the end of a clean-up
@@ -403,7 +406,8 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 // decided reports whether err says itself what has become of the attempt.
 func decided(err error) bool {
 	for _, known := range []error{
-		lockerr.ErrLost, lockerr.ErrDeadlock, lockerr.ErrClosed, lockerr.ErrUnsafe, lockerr.ErrConflict, lockerr.ErrStaleSnapshot, lockerr.ErrLocked, lockerr.ErrTimeout,
+		lockerr.ErrLost, lockerr.ErrDeadlock, lockerr.ErrClosed, lockerr.ErrUnsafe, lockerr.ErrConflict,
+		lockerr.ErrStaleSnapshot, lockerr.ErrLocked, lockerr.ErrTimeout,
 	} {
 		if errors.Is(err, known) {
 			return true
@@ -423,7 +427,8 @@ func (t Terms) Refusal(err error) error {
 	case t.Grants != "" && server.Denied(err):
 		return fmt.Errorf("%w; the account needs %s", err, t.Grants)
 	case server.Shared(err):
-		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("MySQL Router shares this connection with other clients; set connection_sharing=0, or connect to a port of it that does not share: %w", err))
+		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("MySQL Router shares this connection with other clients;"+
+			" set connection_sharing=0, or connect to a port of it that does not share: %w", err))
 	}
 	return err
 }

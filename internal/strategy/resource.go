@@ -107,7 +107,8 @@ func (p *Resource) merge(other Resource) {
 // Upgrade is the answer to a caller who holds a key shared and asks for more.
 func (p Resource) Upgrade() error {
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
-		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock; ask for the exclusive lock from the beginning"))}
+		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock;"+
+			" ask for the exclusive lock from the beginning"))}
 }
 
 // Naming puts the caller's keys into an error, in place of the rows that keep them.

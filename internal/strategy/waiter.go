@@ -15,9 +15,12 @@ type Waiter struct {
 	Conn    *pool.Conn
 	Mark    string
 	Control *pool.Pool            // from which it is killed; nil where nothing can be
-	Ends    time.Duration         // within which the server ends it by itself, for which a caller whose wait is over waits if nothing can be killed; 0 is not
 	Freed   <-chan struct{}       // ends the wait, too
 	Stops   func(context.Context) // is called before it is killed for the end of its context; nil for nothing
+
+	// Ends is within how long the server ends it by itself, for which a caller whose wait is over waits if
+	// nothing can be killed; 0 is not.
+	Ends time.Duration
 }
 
 // Run runs do, which is the statement, apart from ctx: at the end of a context the driver closes

@@ -60,7 +60,8 @@ func clockLibrary() (string, error) {
 	cc := exec.Command(cmp.Or(os.Getenv("CC"), "cc"), "-O2", "-shared", "-fPIC", "-o", made, "-x", "c", "-", "-ldl")
 	cc.Stdin = bytes.NewReader(clockSource)
 	if out, err := cc.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("tempserver: making the library by which the clock of a server is set: %w; Debian has a C compiler in the packages gcc and libc6-dev\n%s", err, out)
+		return "", fmt.Errorf("tempserver: making the library by which the clock of a server is set: %w;"+
+			" Debian has a C compiler in the packages gcc and libc6-dev\n%s", err, out)
 	}
 	if err := os.Rename(made, path); err != nil {
 		return "", fmt.Errorf("tempserver: %w", err)

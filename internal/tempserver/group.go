@@ -96,7 +96,7 @@ func (g *group) join(ctx context.Context, s *Server) error {
 // begin starts a member. On a machine that is too busy the others may take it to be
 // gone before it is there (3092), and then it tries again.
 func (g *group) begin(ctx context.Context, s *Server) error {
-	const notJoined = 3092
+	const notJoined = 3092 // ER_GROUP_REPLICATION_CONFIGURATION
 	for try := 1; ; try++ {
 		err := s.tell(ctx, "START GROUP_REPLICATION")
 		var e *mysql.MySQLError

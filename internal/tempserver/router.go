@@ -132,7 +132,8 @@ var clusterMetadata = []string{
 	"CREATE OR REPLACE VIEW v2_this_instance AS SELECT 'gr' AS cluster_type",
 	"CREATE OR REPLACE VIEW v2_gr_clusters AS SELECT '1' AS cluster_id, 'test' AS cluster_name, '" + groupName + "' AS group_name",
 	"CREATE OR REPLACE VIEW v2_instances AS SELECT '1' AS cluster_id, MEMBER_ID AS mysql_server_uuid, '{}' AS attributes, NULL AS xendpoint," +
-		" CONCAT(MEMBER_HOST, ':', MEMBER_PORT) AS endpoint, CONCAT(MEMBER_HOST, ':', MEMBER_PORT) AS label FROM performance_schema.replication_group_members",
+		" CONCAT(MEMBER_HOST, ':', MEMBER_PORT) AS endpoint, CONCAT(MEMBER_HOST, ':', MEMBER_PORT) AS label" +
+		" FROM performance_schema.replication_group_members",
 	"CREATE TABLE IF NOT EXISTS v2_routers (router_id INT PRIMARY KEY, cluster_id CHAR(36), router_name VARCHAR(255), address VARCHAR(255)," +
 		" version VARCHAR(12), last_check_in TIMESTAMP NULL, attributes JSON, options JSON)",
 	"REPLACE INTO v2_routers VALUES (1, '1', 'test', '127.0.0.1', '9', NULL, '{}', '{}')",

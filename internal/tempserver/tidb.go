@@ -52,7 +52,8 @@ func StartTiDB(ctx context.Context) (*Proxy, error) {
 		_, status, _ := net.SplitHostPort(asked)
 		err = p.start(ctx, []string{
 			path, "--store=unistore", "--path=" + p.path("data"), "--host=127.0.0.1", "--advertise-address=127.0.0.1", "-P", port,
-			"--status-host=127.0.0.1", "--status=" + status, "--socket=" + p.path("socket"), "--temp-dir=" + p.path("tmp"), "--log-file=" + p.path("tidb.log"),
+			"--status-host=127.0.0.1", "--status=" + status, "--socket=" + p.path("socket"), "--temp-dir=" + p.path("tmp"),
+			"--log-file=" + p.path("tidb.log"),
 		})
 	}
 	if err != nil {

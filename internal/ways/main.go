@@ -123,7 +123,11 @@ func onServer(ctx context.Context, out *tabwriter.Writer, bin tempserver.Binary,
 		return err
 	}
 	defer admin.Close()
-	for _, text := range []string{"CREATE DATABASE ways", "CREATE TABLE ways.p (id INT PRIMARY KEY, stock INT NOT NULL) ENGINE=InnoDB", "INSERT INTO ways.p VALUES (1, 0)"} {
+	for _, text := range []string{
+		"CREATE DATABASE ways",
+		"CREATE TABLE ways.p (id INT PRIMARY KEY, stock INT NOT NULL) ENGINE=InnoDB",
+		"INSERT INTO ways.p VALUES (1, 0)",
+	} {
 		if _, err := admin.ExecContext(ctx, text); err != nil {
 			return err
 		}
@@ -207,7 +211,8 @@ func (c counted) Write(packet []byte) (int, error) {
 	for frames, more := runtime.CallersFrames(at[:runtime.Callers(1, at)]), true; more; {
 		var f runtime.Frame
 		f, more = frames.Next()
-		if (strings.HasPrefix(f.Function, module+".") || strings.HasPrefix(f.Function, module+"/")) && !strings.Contains(f.File, "/internal/ways/") {
+		if (strings.HasPrefix(f.Function, module+".") || strings.HasPrefix(f.Function, module+"/")) &&
+			!strings.Contains(f.File, "/internal/ways/") {
 			calls++
 		}
 	}
@@ -231,7 +236,8 @@ func entered(ctx context.Context, dir string) (functions, files int, err error) 
 	for line := range bytes.Lines(text) {
 		fields := strings.Fields(string(line))
 		at, _, isFile := strings.Cut(fields[0], ":")
-		if !isFile || fields[len(fields)-1] == "0.0%" || strings.Contains(at, "/internal/ways/") || strings.Contains(at, "/internal/tempserver/") {
+		if !isFile || fields[len(fields)-1] == "0.0%" ||
+			strings.Contains(at, "/internal/ways/") || strings.Contains(at, "/internal/tempserver/") {
 			continue
 		}
 		if strings.HasSuffix(at, ".go") {

@@ -87,7 +87,7 @@
 //
 //	mysqllock.connection.count             up-down counter  {connection}  now, by use and db.client.connection.state
 //	mysqllock.connection.max               up-down counter  {connection}  the bound for all of them, maxConns
-//	mysqllock.connection.reserved          up-down counter  {connection}  of these, the ones that nobody uses and that are kept for the driver's own statements
+//	mysqllock.connection.reserved          up-down counter  {connection}  of these, the unused ones that are kept for the driver's own
 //	mysqllock.connection.pending_requests  up-down counter  {request}     callers that wait for one now, by use
 //	mysqllock.connection.waits             counter          {request}     times that none was ready, by use
 //	mysqllock.connection.wait_time         counter          s             time that callers waited for one, by use
@@ -326,7 +326,9 @@ func (o *Observer) record(ctx context.Context, h metric.Float64Histogram, d time
 }
 
 // span makes a span that has ended.
-func (o *Observer) span(ctx context.Context, name string, kind trace.SpanKind, start, end time.Time, e mysqllock.Event, err error, more ...attribute.KeyValue) {
+func (o *Observer) span(
+	ctx context.Context, name string, kind trace.SpanKind, start, end time.Time, e mysqllock.Event, err error, more ...attribute.KeyValue,
+) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return
 	}
@@ -359,7 +361,8 @@ func (o *Observer) finish(span trace.Span, end time.Time, e mysqllock.Event, err
 	}
 	if h := e.Holder; h != nil {
 		if h.ConnectionID != 0 {
-			span.SetAttributes(attribute.Int64("mysqllock.holder.connection_id", int64(h.ConnectionID))) //nolint:gosec // connections are counted by one
+			id := int64(h.ConnectionID) //nolint:gosec // connections are counted by one
+			span.SetAttributes(attribute.Int64("mysqllock.holder.connection_id", id))
 		}
 		if o.options.ClearKeys {
 			span.SetAttributes(attribute.String("mysqllock.holder", h.String()))

@@ -124,6 +124,12 @@ func verb(text string) string {
 	return sqltext.Verb(inside)
 }
 
+// The errors of a statement that finds a lock held.
+const (
+	lockWaitTimeout = 1205 // ER_LOCK_WAIT_TIMEOUT, also of NOWAIT on MariaDB
+	lockedNowait    = 3572 // ER_LOCK_NOWAIT
+)
+
 // failed says why a statement failed, without the server's words: they cite the statement.
 // That a lock is held is an answer of the server like any other.
 func (s statements) failed(span trace.Span, err error, of intercept.Step) {
@@ -131,7 +137,7 @@ func (s statements) failed(span trace.Span, err error, of intercept.Step) {
 	if said := (*mysql.MySQLError)(nil); errors.As(err, &said) {
 		why = strconv.Itoa(int(said.Number))
 		span.SetAttributes(semconv.DBResponseStatusCode(why))
-		held = of == intercept.Take && (said.Number == 3572 || said.Number == 1205) // of NOWAIT, also on MariaDB, and of a wait
+		held = of == intercept.Take && (said.Number == lockedNowait || said.Number == lockWaitTimeout)
 	}
 	span.SetAttributes(semconv.ErrorTypeKey.String(why))
 	if !held {
@@ -174,35 +180,45 @@ func (s statements) TxRollback(ctx context.Context, tx driver.Tx) error {
 	return err
 }
 
-func (s statements) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (s statements) ConnExecContext(
+	ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	start := time.Now()
 	res, err := conn.ExecContext(ctx, text, args)
 	s.span(ctx, "", text, start, err)
 	return res, err
 }
 
-func (s statements) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (s statements) ConnQueryContext(
+	ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	start := time.Now()
 	rows, err := conn.QueryContext(ctx, text, args)
 	s.span(ctx, "", text, start, err)
 	return ctx, rows, err
 }
 
-func (s statements) ConnPrepareContext(ctx context.Context, conn driver.ConnPrepareContext, text string) (context.Context, driver.Stmt, error) {
+func (s statements) ConnPrepareContext(
+	ctx context.Context, conn driver.ConnPrepareContext, text string,
+) (context.Context, driver.Stmt, error) {
 	start := time.Now()
 	stmt, err := conn.PrepareContext(ctx, text)
 	s.span(ctx, "PREPARE", text, start, err)
 	return ctx, stmt, err
 }
 
-func (s statements) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+func (s statements) StmtExecContext(
+	ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue,
+) (driver.Result, error) {
 	start := time.Now()
 	res, err := stmt.ExecContext(ctx, args)
 	s.span(ctx, "", text, start, err)
 	return res, err
 }
 
-func (s statements) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+func (s statements) StmtQueryContext(
+	ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue,
+) (context.Context, driver.Rows, error) {
 	start := time.Now()
 	rows, err := stmt.QueryContext(ctx, args)
 	s.span(ctx, "", text, start, err)

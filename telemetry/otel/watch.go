@@ -81,7 +81,8 @@ func (o *Observer) newBudget() (*budget, error) {
 	return b, errors.Join(errWaits, errTime,
 		upDown(&b.count, "mysqllock.connection.count", "{connection}", "Connections now, by what they are for."),
 		upDown(&b.most, "mysqllock.connection.max", "{connection}", "The most connections for everything: maxConns."),
-		upDown(&b.reserved, "mysqllock.connection.reserved", "{connection}", "Of maxConns, those that nobody uses and that are kept for the driver's own statements."),
+		upDown(&b.reserved, "mysqllock.connection.reserved", "{connection}",
+			"Of maxConns, those that nobody uses and that are kept for the driver's own statements."),
 		upDown(&b.pending, "mysqllock.connection.pending_requests", "{request}", "Callers that wait for a connection now."))
 }
 

@@ -86,11 +86,20 @@ func New() *Observer {
 			0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 		hold: histogram("mysqllock_hold_seconds", "From the grant of a lock until giving back began, or until it was lost.",
 			0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600, 3600),
-		refused:   counter("mysqllock_refused_total", "Locks that were not granted."),
-		lost:      counter("mysqllock_lost_total", "Locks that were lost while they were held."),
-		longHolds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "mysqllock_long_holds_total", Help: "Locks that were held for longer than Config.LongHold, counted while they are."}, []string{strategy}),
-		longNow:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "mysqllock_active_long_holds", Help: "Locks that are held now, for longer than Config.LongHold."}, []string{strategy}),
-		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "mysqllock_conflicts_total", Help: "Commits that found another version of a key kept optimistically."}),
+		refused: counter("mysqllock_refused_total", "Locks that were not granted."),
+		lost:    counter("mysqllock_lost_total", "Locks that were lost while they were held."),
+		longHolds: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mysqllock_long_holds_total",
+			Help: "Locks that were held for longer than Config.LongHold, counted while they are.",
+		}, []string{strategy}),
+		longNow: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "mysqllock_active_long_holds",
+			Help: "Locks that are held now, for longer than Config.LongHold.",
+		}, []string{strategy}),
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "mysqllock_conflicts_total",
+			Help: "Commits that found another version of a key kept optimistically.",
+		}),
 	}
 	// What has never happened is 0, so that the first time is an increase.
 	for _, s := range []string{hint.StrategyRow, hint.StrategyLease, hint.StrategyAdvisory, hint.StrategyOptimistic} {

@@ -43,26 +43,37 @@ func NewStatsCollector(db *sql.DB) (prometheus.Collector, error) {
 type stats struct{ db *sql.DB }
 
 var (
-	connections       = prometheus.NewDesc("mysqllock_connections", "Connections now, by what they are for.", []string{"use", "state"}, nil)
-	connectionsMax    = prometheus.NewDesc("mysqllock_connections_max", "The most connections for everything: maxConns.", nil, nil)
-	connectionsKept   = prometheus.NewDesc("mysqllock_connections_reserved", "Of maxConns, those that nobody uses and that are kept for the driver's own statements.", nil, nil)
-	connectionsWait   = prometheus.NewDesc("mysqllock_connections_waiting", "Callers that wait for a connection now, by what it is for.", []string{"use"}, nil)
-	connectionsWaited = prometheus.NewDesc("mysqllock_connections_waited_total", "Times that no connection was ready and a caller waited, by what it is for.", []string{"use"}, nil)
-	connectionsTime   = prometheus.NewDesc("mysqllock_connections_wait_seconds_total", "Time that callers waited for a connection, by what it is for.", []string{"use"}, nil)
+	connections     = prometheus.NewDesc("mysqllock_connections", "Connections now, by what they are for.", []string{"use", "state"}, nil)
+	connectionsMax  = prometheus.NewDesc("mysqllock_connections_max", "The most connections for everything: maxConns.", nil, nil)
+	connectionsKept = prometheus.NewDesc("mysqllock_connections_reserved",
+		"Of maxConns, those that nobody uses and that are kept for the driver's own statements.", nil, nil)
+	connectionsWait = prometheus.NewDesc("mysqllock_connections_waiting",
+		"Callers that wait for a connection now, by what it is for.", []string{"use"}, nil)
+	connectionsWaited = prometheus.NewDesc("mysqllock_connections_waited_total",
+		"Times that no connection was ready and a caller waited, by what it is for.", []string{"use"}, nil)
+	connectionsTime = prometheus.NewDesc("mysqllock_connections_wait_seconds_total",
+		"Time that callers waited for a connection, by what it is for.", []string{"use"}, nil)
 
-	waiters     = prometheus.NewDesc("mysqllock_waiters", "Callers of this process that wait now, for a lock or for a connection to take it on.", nil, nil)
-	oldestWait  = prometheus.NewDesc("mysqllock_oldest_wait_seconds", "How long the one of mysqllock_waiters that came first has waited; 0 for none.", nil, nil)
-	oldestHold  = prometheus.NewDesc("mysqllock_oldest_hold_seconds", "How long the lock that this process has held for the longest is held; 0 for none.", nil, nil)
+	waiters = prometheus.NewDesc("mysqllock_waiters",
+		"Callers of this process that wait now, for a lock or for a connection to take it on.", nil, nil)
+	oldestWait = prometheus.NewDesc("mysqllock_oldest_wait_seconds",
+		"How long the one of mysqllock_waiters that came first has waited; 0 for none.", nil, nil)
+	oldestHold = prometheus.NewDesc("mysqllock_oldest_hold_seconds",
+		"How long the lock that this process has held for the longest is held; 0 for none.", nil, nil)
 	sessionsMax = prometheus.NewDesc("mysqllock_sessions_max", "The most connections that sessions may have.", nil, nil)
 	sessions    = prometheus.NewDesc("mysqllock_sessions", "Connections that sessions have now.", []string{"state"}, nil)
 	acquired    = prometheus.NewDesc("mysqllock_sessions_acquired_total", "Times that a session was given a connection.", nil, nil)
-	waited      = prometheus.NewDesc("mysqllock_sessions_waited_total", "Times that no connection was ready for a session, and it waited.", nil, nil)
+	waited      = prometheus.NewDesc("mysqllock_sessions_waited_total",
+		"Times that no connection was ready for a session, and it waited.", nil, nil)
 	waitSeconds = prometheus.NewDesc("mysqllock_sessions_wait_seconds_total", "Time that sessions waited for a connection.", nil, nil)
 )
 
 // Describe implements [prometheus.Collector].
 func (stats) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connections, connectionsMax, connectionsKept, connectionsWait, connectionsWaited, connectionsTime, waiters, oldestWait, oldestHold, sessionsMax, sessions, acquired, waited, waitSeconds} {
+	for _, d := range []*prometheus.Desc{
+		connections, connectionsMax, connectionsKept, connectionsWait, connectionsWaited, connectionsTime,
+		waiters, oldestWait, oldestHold, sessionsMax, sessions, acquired, waited, waitSeconds,
+	} {
 		ch <- d
 	}
 }

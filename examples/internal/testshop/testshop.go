@@ -74,7 +74,8 @@ func open(b tempserver.Binary) (_ *Shop, stop func() error, err error) {
 	for _, text := range []string{
 		"CREATE DATABASE " + shop,
 		"CREATE TABLE " + shop + ".products (id BIGINT UNSIGNED PRIMARY KEY, stock INT NOT NULL, version BIGINT UNSIGNED NOT NULL DEFAULT 1)",
-		"CREATE TABLE " + shop + ".orders (id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY, product_id BIGINT UNSIGNED NOT NULL, buyer VARCHAR(40) NOT NULL)",
+		"CREATE TABLE " + shop + ".orders (id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY, product_id BIGINT UNSIGNED NOT NULL," +
+			" buyer VARCHAR(40) NOT NULL)",
 		"CREATE TABLE " + shop + ".events (id VARBINARY(200) PRIMARY KEY)",
 	} {
 		if err == nil {

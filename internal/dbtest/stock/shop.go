@@ -116,7 +116,8 @@ func (s *Shop) Locked(key string) bool {
 func (s *Shop) Leased(key string) bool {
 	s.T.Helper()
 	var n int
-	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ? AND name = ? AND owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)", s.Name, key).Scan(&n))
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM mysqllock WHERE namespace = ? AND name = ? AND owner IS NOT NULL"+
+		" AND expires > UTC_TIMESTAMP(6)", s.Name, key).Scan(&n))
 	return n == 1
 }
 
@@ -218,7 +219,8 @@ func (s *Shop) WantLeased(key string, want bool) {
 // Steal gives the lease on key to somebody else, as after its end.
 func (s *Shop) Steal(key string) {
 	s.T.Helper()
-	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
+	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'thief#00000000', token = token + 1,"+
+		" expires = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
 }
 
 // Lapse makes key's row that of a lease which has run out and was never given back.
@@ -226,7 +228,8 @@ func (s *Shop) Lapse(db *sql.DB, key string) {
 	s.T.Helper()
 	_, err := db.ExecContext(lockctx.With(dbtest.Limited(s.T), key), "UPDATE p SET stock = stock WHERE id = 3") // the row is there
 	dbtest.OK(s.T, err)
-	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1, expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
+	dbtest.Exec(s.T, s.Plain, "UPDATE mysqllock SET owner = 'dead:1:x#0a1b2c3d', token = token + 1,"+
+		" expires = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE namespace = ? AND name = ?", s.Name, key)
 }
 
 // Expires returns when the lease on key does, as the row says.
@@ -256,7 +259,8 @@ func (s *Shop) WantNamed(key string, want bool) {
 // Waiters are how many statements wait for rows of the lock table.
 func (s *Shop) Waiters() (n int) {
 	s.T.Helper()
-	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%' AND INFO LIKE '%mysqllock %' AND ID <> CONNECTION_ID()",
+	dbtest.OK(s.T, s.Plain.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = ?"+
+		" AND INFO LIKE '%FOR UPDATE%' AND INFO LIKE '%mysqllock %' AND ID <> CONNECTION_ID()",
 		s.Name).Scan(&n))
 	return n
 }
@@ -326,7 +330,8 @@ func WantError(t testing.TB, what string, err, sentinel error, says string) {
 // KillAllBut ends all connections to the database but one.
 func (s *Shop) KillAllBut(id uint64) {
 	s.T.Helper()
-	ids := dbtest.Column[uint64](s.T, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
+	ids := dbtest.Column[uint64](s.T, s.Plain, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ?"+
+		" AND ID NOT IN (?, CONNECTION_ID())", s.Name, id)
 	for _, id := range ids {
 		_, _ = s.Plain.Exec("KILL CONNECTION " + strconv.FormatUint(id, 10))
 	}

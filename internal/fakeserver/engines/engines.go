@@ -7,12 +7,19 @@ import (
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 )
 
+// The numbers of what servers lack, as MySQL calls them.
+const (
+	parseError   = 1064 // ER_PARSE_ERROR
+	unknownError = 1105 // ER_UNKNOWN_ERROR
+	noVariable   = 1193 // ER_UNKNOWN_SYSTEM_VARIABLE
+)
+
 func unknownVariable(name string) error {
-	return &mysql.MySQLError{Number: 1193, Message: "Unknown system variable '" + name + "'"}
+	return &mysql.MySQLError{Number: noVariable, Message: "Unknown system variable '" + name + "'"}
 }
 
 func syntax(near string) error {
-	return &mysql.MySQLError{Number: 1064, Message: "syntax error near '" + near + "'"}
+	return &mysql.MySQLError{Number: parseError, Message: "syntax error near '" + near + "'"}
 }
 
 // Foreign are engines that speak MySQL's protocol, on which its locks do not hold or nobody
@@ -23,7 +30,9 @@ var Foreign = map[string][]fakeserver.Engine{
 		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: vitess24, Lacks: syntax("timestamp"), Shards: "shop/-80 shop/80-"},
 		{Version: "9.7.0", Variable: "8.4.6-Vitess", Comment: vitess24, Shards: "other/0 shop/0"},
 	},
-	"Vitess 8.4.6":              {{Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Database: "shop@replica", Shards: "shop/0"}}, // mysql_server_version may be set
+	"Vitess 8.4.6": { // mysql_server_version may be set
+		{Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Database: "shop@replica", Shards: "shop/0"},
+	},
 	"Vitess 8.0.34-PlanetScale": {{Version: "8.0.34", Variable: "8.0.34-PlanetScale", Comment: ""}},
 	"Dolt or go-mysql-server 8.0.33": {
 		{Version: "8.0.33", Comment: "Dolt", Lacks: unknownVariable("innodb_rollback_on_timeout")},
@@ -32,7 +41,7 @@ var Foreign = map[string][]fakeserver.Engine{
 	"OceanBase 5.7.25-OceanBase_CE-v4.2.1": {{Version: "5.7.25-OceanBase_CE-v4.2.1", Comment: "OceanBase_CE 4.2.1"}},
 	"an unknown engine, 8.0.44-Abacus (Abacus DB)": {
 		{Version: "8.0.44-Abacus", Comment: "Abacus DB", Lacks: unknownVariable("innodb_rollback_on_timeout")},
-		{Version: "8.0.44-Abacus", Comment: "Abacus DB", Lacks: &mysql.MySQLError{Number: 1105, Message: "unsupported"}},
+		{Version: "8.0.44-Abacus", Comment: "Abacus DB", Lacks: &mysql.MySQLError{Number: unknownError, Message: "unsupported"}},
 	},
 	"an unknown engine, Abacus-3 (Abacus DB)": {{Version: "Abacus-3", Comment: "Abacus DB"}},
 }
@@ -41,17 +50,22 @@ const vitess24 = "Version: 24.0.0 (Git revision 1 branch 'main') built on a day"
 
 // Vitess are forms in which Vitess answers that has one shard, by what an error has to call them.
 var Vitess = map[string]fakeserver.Engine{
-	"Vitess 8.4.6-Vitess":       {Version: "8.4.6-Vitess", Comment: vitess24, Shards: "shop/0"},
-	"Vitess 8.4.6":              {Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Lacks: syntax("timestamp"), Database: "shop@primary", Shards: "shop/0"},
+	"Vitess 8.4.6-Vitess": {Version: "8.4.6-Vitess", Comment: vitess24, Shards: "shop/0"},
+	"Vitess 8.4.6": {
+		Version: "9.7.0", Variable: "8.4.6", Comment: vitess24, Lacks: syntax("timestamp"),
+		Database: "shop@primary", Shards: "shop/0",
+	},
 	"Vitess 8.0.34-PlanetScale": {Version: "8.0.34", Variable: "8.0.34-PlanetScale", Shards: "shop/-"},
 }
 
 // TiDB are forms in which TiDB answers, by what an error has to call them.
 var TiDB = map[string]fakeserver.Engine{
-	"TiDB 8.0.11-TiDB-v8.5.0": {Version: "8.0.11-TiDB-v8.5.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible", Lacks: unknownVariable("log_bin")},
-	"TiDB 8.0.11-TiDB-v8.1.0": {Version: "8.0.11-TiDB-v8.1.0", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible"},
-	"TiDB 5.7.25":             {Version: "5.7.25", Comment: "TiDB Server (Apache License 2.0) Community Edition, MySQL 5.7 compatible"}, // server-version may be set
+	"TiDB 8.0.11-TiDB-v8.5.0": {Version: "8.0.11-TiDB-v8.5.0", Comment: tidb + "8.0 compatible", Lacks: unknownVariable("log_bin")},
+	"TiDB 8.0.11-TiDB-v8.1.0": {Version: "8.0.11-TiDB-v8.1.0", Comment: tidb + "8.0 compatible"},
+	"TiDB 5.7.25":             {Version: "5.7.25", Comment: tidb + "5.7 compatible"}, // server-version may be set
 }
+
+const tidb = "TiDB Server (Apache License 2.0) Community Edition, MySQL "
 
 // Builds are MySQL and MariaDB as their builders and hosts call them.
 var Builds = []fakeserver.Engine{
