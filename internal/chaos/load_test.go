@@ -236,11 +236,15 @@ func TestSoak(t *testing.T) {
 	if !long {
 		bins = bins[:1]
 	}
+	all := []load{
+		{name: "maxConns", clients: slices.Repeat([]orders{bounded}, form.processes), bounded: true},
+		{name: "SetMaxOpenConns", clients: slices.Repeat([]orders{free}, form.processes)},
+	}
+	if !long {
+		all = all[:1]
+	}
 	onSmallServers(t, bins, form.connections, long, func(t *testing.T, a *arena) {
-		for _, l := range []load{
-			{name: "maxConns", clients: slices.Repeat([]orders{bounded}, form.processes), bounded: true},
-			{name: "SetMaxOpenConns", clients: slices.Repeat([]orders{free}, form.processes)},
-		} {
+		for _, l := range all {
 			l.jobs, l.grows = strategies, true
 			t.Run(l.name, func(t *testing.T) { l.torment(a.beside(t, l.name), length) })
 		}

@@ -305,7 +305,7 @@ func TestAPausedServerAnswersAfterItsResume(t *testing.T) {
 }
 
 func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		t.Setenv("TMPDIR", t.TempDir())
 		_, err := Start(t.Context(), b, "--no-such-option=1")
 		if err == nil || !strings.Contains(err.Error(), "no-such-option") {
@@ -409,13 +409,10 @@ func TestAServerEndsWithTheProcessThatStartedIt(t *testing.T) {
 // TestParentDiesWhileStarting kills at moments all over the start: no half
 // started server may survive.
 func TestParentDiesWhileStarting(t *testing.T) {
-	forEach(t, func(t *testing.T, b Binary) {
+	onOne(t, func(t *testing.T, b Binary) {
 		start(t, b) // so that the template is there
 		t.Setenv("TMPDIR", t.TempDir())
-		longest := 400 * time.Millisecond
-		if b.Flavour == MySQL {
-			longest = 800 * time.Millisecond
-		}
+		const longest = 400 * time.Millisecond
 		for delay := time.Duration(0); delay < longest; delay += longest / 6 {
 			parent, _ := startChild(t, b)
 			time.Sleep(delay)
