@@ -270,15 +270,13 @@ func (b *bench) loads(w loads) error {
 					Begin: time.Now().Add(pauseToTurn), Lasting: lasting, Patience: wait, Times: w.times,
 				})
 			}
+			warm := w.lasting/2 + 10*b.delay
+			if err := b.inTurns(1, all, func(c contender) error { _, _, err := turn(c, warm); return err }); err != nil {
+				return err
+			}
 			rounds := w.rounds
 			if b.short {
 				rounds = 1
-			}
-			if !b.short || w.workers == 1 { // whose requests are counted
-				warm := w.lasting/2 + 10*b.delay
-				if err := b.inTurns(1, all, func(c contender) error { _, _, err := turn(c, warm); return err }); err != nil {
-					return err
-				}
 			}
 			return b.inTurns(rounds, all, func(c contender) error {
 				reports, asked, err := turn(c, w.lasting)
