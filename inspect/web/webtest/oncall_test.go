@@ -27,6 +27,8 @@ func (s *scratch) locked(waits bool, names ...string) (conn uint64) {
 	c, err := s.root.Conn(ctx)
 	dbtest.OK(s.T, err)
 	dbtest.OK(s.T, c.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&conn))
+	_, err = c.ExecContext(ctx, "SET SESSION innodb_lock_wait_timeout = 3600") // until the end, however slow the machine is
+	dbtest.OK(s.T, err)
 	_, err = c.ExecContext(ctx, "START TRANSACTION")
 	dbtest.OK(s.T, err)
 	lock := func(name string) error {
