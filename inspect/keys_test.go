@@ -93,6 +93,8 @@ func (s *scratch) rowAwaited(lock, name string) {
 	dbtest.OK(s.T, err)
 	var id uint64
 	dbtest.OK(s.T, conn.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id))
+	_, err = conn.ExecContext(ctx, "SET SESSION innodb_lock_wait_timeout = 3600") // until the end, however slow the machine is
+	dbtest.OK(s.T, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
