@@ -100,13 +100,11 @@ func (p *picture) trxAndLocks(ctx context.Context) (trx, locks [][]string, err e
 			return nil, nil, err
 		}
 		before, locks, same := oneCopy(rows)
-		switch {
-		case len(rows) >= most:
+		if same || len(rows) >= most { // then those behind the locks may be cut off
 			p.full(rows, whoRows)
 			return before, locks, nil
-		case same:
-			return before, locks, nil
-		case time.Since(began) > copyWait:
+		}
+		if time.Since(began) > copyWait {
 			return nil, nil, errNewCopies
 		}
 	}
