@@ -37,6 +37,8 @@ type Request struct {
 	MinHold time.Duration    // how long the lease stays after its release
 	MaxHold time.Duration    // how long it is kept by renewing it; 0 is no limit
 	Waiting strategy.Waiting // nil for nobody to ask
+	// Lends is the session of a transaction that the lease ends with; nil for none.
+	Lends *strategy.Lender
 	// Lost is called once, on a goroutine of its own, when the lease may be
 	// lost: it was not renewed in time, was found to be gone, has reached MaxHold, or the
 	// Locker is closed. It may be nil.
@@ -131,7 +133,17 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	if a.Wait > 0 {
 		a.awaitDropped(ctx, a.r.Key)
 	}
+	s, refused, err := a.takeOnSession(ctx)
+	if s != nil || err != nil {
+		return s, err
+	}
 	ask := func(ctx context.Context) (*Lease, error) { return a.try(ctx, a.Wait > 0) }
+	switch {
+	case refused && a.Wait == 0:
+		return nil, lockerr.ErrLocked
+	case refused:
+		ask = a.wait
+	}
 	for again := 0; ; {
 		s, err := ask(ctx)
 		switch {

@@ -40,10 +40,7 @@ const maxShared = 100
 // shares reports whether there may be batches. A batch locks by SKIP LOCKED the rows that it
 // changes, and has the wake-up locks. The nodes of a cluster may refuse it, and a proxy may change
 // the connection between two of its statements.
-func (l *Locker) shares() bool {
-	info := l.cfg.Info
-	return info.SkipLocked && l.wakes && info.Topology == "" && !info.Router
-}
+func (l *Locker) shares() bool { return l.grantsOnSessions() && !l.cfg.Info.Router }
 
 // take is a request that is sent together with others.
 type take struct {

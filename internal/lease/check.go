@@ -26,7 +26,7 @@ import (
 //
 // A lease that ends with the transaction is released by it, too, unless another caller of the
 // process waits for the lease: Release hands it over.
-func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
+func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
 	leases := leasesOf(held)
 	left, err := timeLeft(leases)
 	if err != nil {
@@ -41,6 +41,9 @@ func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, h
 		if release {
 			released = append(released, s)
 			s.commits(strategy.Unknown)
+			if s.session == c {
+				check.After = append(check.After, s.wakesSQL())
+			}
 		}
 	}
 	check.Failed = func(_ context.Context, at int, err error) error { return of[at].refused(err) }
@@ -48,6 +51,9 @@ func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, h
 	check.Ended = func(o strategy.Outcome) {
 		for _, s := range released {
 			s.commits(o)
+			if o == strategy.Committed && s.session == c {
+				s.session = nil
+			}
 		}
 	}
 	return check, nil

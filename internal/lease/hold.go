@@ -18,6 +18,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
+	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Lease is a lock on one key that lasts as long as it is renewed. It is safe for
@@ -35,6 +36,11 @@ type Lease struct {
 	granted time.Time // when the server granted it
 	handed  int       // how often it went from caller to caller since then
 	asked   purpose.Asked
+
+	// session is that of the transaction that the lease ends with, and carries its wake-up lock in place of conn; nil
+	// once it does not. Guarded by the turn of the session. lent: it was taken on one.
+	session *pool.Conn
+	lent    bool
 
 	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
 	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
@@ -63,7 +69,7 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	now := time.Now()
 	s := &Lease{
 		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked,
+		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: h.lent,
 	}
 	s.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
@@ -80,7 +86,10 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
 	s.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
 	l.leases[s] = struct{}{}
-	if l.wakes {
+	switch {
+	case h.lent:
+		s.session = h.c
+	case l.wakes:
 		s.conn = h
 		h.wakeUps[s.key] = s
 	}
@@ -272,7 +281,8 @@ func (s *Lease) Lapse() {
 // Locker goes on releasing it in the background, and on the server it expires within the TTL.
 // After nil the key is free, or the next caller's. A second call does nothing.
 //
-// What a COMMIT has released is free already. Its wake-up lock is given back in the background.
+// What a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same COMMIT
+// on the session that has it.
 func (s *Lease) Release() error {
 	s.mu.Lock()
 	given, maybe := s.given, s.maybe
@@ -308,7 +318,7 @@ func (s *Lease) Release() error {
 
 // mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
 func (s *Lease) mayBeHandedOver() bool {
-	return s.minHold == 0 && s.handed < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime
+	return s.minHold == 0 && !s.lent && s.handed < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime
 }
 
 // handoff is a lease on its way from one caller to the next. The server tells the

@@ -195,7 +195,7 @@ func New(cfg strategy.Config) *Locker {
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
 	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftSuffix
 	l.texts = texts{
-		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), handoff: l.handoffText(),
+		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), takeOnSession: l.takeOnSessionText(), handoff: l.handoffText(),
 		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
 	}
 	l.arrived, l.arrive = context.WithCancel(context.Background())
@@ -242,7 +242,9 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 		return []strategy.Grant{s}, nil
 	}
 	p := r.Resources[0]
-	held, err := l.Acquire(ctx, leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost))
+	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
+	ask.Lends = r.Lends
+	held, err := l.Acquire(ctx, ask)
 	if err != nil {
 		return nil, err
 	}

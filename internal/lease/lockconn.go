@@ -20,6 +20,7 @@ import (
 type lockConn struct {
 	c        *pool.Conn
 	waits    bool                  // a waiter's own, on which it may block; guarded by the turn
+	lent     bool                  // a caller's session, see takeOnSession: nobody else uses it
 	releases batch.Group[*leaving] // of leases whose wake-up locks it carries
 	stale    batch.Group[*Lease]   // those of them that were lost
 

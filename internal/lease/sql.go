@@ -73,7 +73,7 @@ func (l *Locker) row(qualifier, key string) string {
 // texts are the statements that run most often, with question marks for what differs from
 // one to the next.
 type texts struct {
-	take, takeNow, handoff, release string
+	take, takeNow, takeOnSession, handoff, release string
 }
 
 // block is a statement that is prepared where it runs often on a connection. In a cluster it
@@ -111,17 +111,28 @@ func flag(set bool) int64 {
 // only a way to lock the row, to decide on it, to change it, and to tell the outcome in one
 // statement. rowLocked is what to do where somebody has locked the row.
 func (l *Locker) takeText(rowLocked string) string {
+	return l.grantText("", rowLocked, wakeUp("?", "0")+" >= ?")
+}
+
+// takeOnSessionText is takeText for a session of the application's: see takeOnSession.
+func (l *Locker) takeOnSessionText() string {
+	return l.grantText("/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ ", " NOWAIT",
+		schema.ClockRuns+" AND "+wakeUp("CONVERT(? USING utf8mb4)", "0")+" >= ?")
+}
+
+// grantText is the text of a take. may is the condition that what nobody has may be taken.
+func (l *Locker) grantText(hint, rowLocked, may string) string {
 	t := l.cfg.Table.String()
 	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.
-	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name, owner, token, expires)"+
+	return fmt.Sprintf("INSERT %[9]sINTO %[1]s (namespace, name, owner, token, expires)"+
 		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
 		" ON DUPLICATE KEY UPDATE"+
 		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
-		" IF(%[7]s >= ?, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
+		" IF(%[7]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
 		" owner = IF(%[1]s.token <> s.token, %[8]s, %[1]s.owner),"+
 		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
 		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."),
-		wakeUp("?", "0"), schema.Literal(l.owner))
+		may, schema.Literal(l.owner), hint)
 }
 
 // after is the server's time after so many microseconds.
@@ -182,17 +193,23 @@ func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 		return a, err
 	}
 	id, err := result.LastInsertId()
+	if err == nil {
+		err = a.read(id)
+	}
+	return a, err
+}
+
+// read notes what the statement tells as the id of a row.
+func (a *answer) read(id int64) error {
 	switch {
-	case err != nil:
-		return a, err
 	case id == 0:
-		return a, keyrow.ErrNoRow
+		return keyrow.ErrNoRow
 	case id&noToken == 0:
 		a.token = uint64(id)
 	default:
 		a.left = time.Duration(id&^noToken) * time.Microsecond
 	}
-	return a, nil
+	return nil
 }
 
 // lockRowSQL waits in the open transaction for the row of key.

@@ -139,9 +139,16 @@ func Remaining(qualifier string) string {
 // alone then tell whether the lease is held. That is enough, because each grant of the key
 // changes them.
 func Lasts(qualifier string) string {
-	return "(TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600" +
+	return "(" + ahead + " NOT BETWEEN 0 AND 3600" +
 		" OR " + qualifier + "expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
 }
+
+// ClockRuns is the condition that the session has the server's clock, not one that the application has set. Across a
+// change to daylight saving time it may be false all the same.
+const ClockRuns = "(" + ahead + " BETWEEN 0 AND 3600)"
+
+// ahead is by how many seconds the server's clock is ahead of the session's.
+const ahead = "TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6))"
 
 // Prepared is the condition that every commit under a key changes its version: its row is marked,
 // and has no lease.
