@@ -15,9 +15,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
+// TestIdleHoldNoticesThatItsConnectionIsLost: at once, not when a ping is due, after a third of lockTTL.
 func TestIdleHoldNoticesThatItsConnectionIsLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		db := s.open("lockTTL=9s")
+		db := s.open("lockTTL=10m")
 		h := stock.Acquire(t, db, "k")
 		var id int
 		dbtest.OK(t, db.QueryRowContext(h.Context(), "SELECT CONNECTION_ID()").Scan(&id))

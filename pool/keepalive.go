@@ -2,7 +2,10 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +15,8 @@ import (
 )
 
 // KeepAlive pings connections that the server would end for being idle, and notices when
-// one is lost. It has one goroutine for all connections.
+// one is lost: at once, up to [glance], if the server or the way to it has closed the socket, as a KILL does; else when a
+// ping is not answered. It has one goroutine for all connections.
 type KeepAlive struct {
 	ttl  time.Duration
 	idle time.Duration // the server never ends a connection that was silent for less; at most ttl
@@ -66,8 +70,11 @@ func (k *KeepAlive) Overdue(c *Conn) error {
 	return nil
 }
 
+// glance is how often KeepAlive looks at the sockets. That sends nothing.
+const glance = 500 * time.Millisecond
+
 func (k *KeepAlive) run(ctx context.Context) {
-	tick := time.NewTicker(k.idle / 8)
+	tick := time.NewTicker(min(glance, k.idle/8))
 	defer tick.Stop()
 	for {
 		select {
@@ -76,28 +83,27 @@ func (k *KeepAlive) run(ctx context.Context) {
 		case <-tick.C:
 		}
 		var round sync.WaitGroup
-		for _, c := range k.due() {
-			round.Go(func() { k.ping(ctx, c) })
+		for _, c := range k.all() {
+			if c.Silence() >= k.idle/3 {
+				round.Go(func() { k.check(ctx, c, k.ping) })
+			} else if c.Own() {
+				k.check(ctx, c, open)
+			}
 		}
 		round.Wait()
 	}
 }
 
-// due returns the connections that have been silent for a third of what they may be.
-func (k *KeepAlive) due() (due []*Conn) {
+// all returns the connections that are kept.
+func (k *KeepAlive) all() []*Conn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for c := range k.kept {
-		if c.Silence() >= k.idle/3 {
-			due = append(due, c)
-		}
-	}
-	return due
+	return slices.Collect(maps.Keys(k.kept))
 }
 
-// ping pings c, unless a statement is running on it: then the server does not count it as
-// idle.
-func (k *KeepAlive) ping(ctx context.Context, c *Conn) {
+// check checks c by how, unless a statement is running on it: then the server does not count it as
+// idle, and the statement says if c is lost.
+func (k *KeepAlive) check(ctx context.Context, c *Conn, how func(context.Context, *Conn) error) {
 	if !c.TryTurn() {
 		return
 	}
@@ -108,15 +114,28 @@ func (k *KeepAlive) ping(ctx context.Context, c *Conn) {
 		c.EndTurn()
 		return
 	}
-	err := k.Overdue(c)
-	if err == nil {
-		pctx, cancel := server.Within(purpose.For(ctx, purpose.Renew), k.ttl/3)
-		err = c.Ping(pctx)
-		cancel()
-	}
+	err := how(ctx, c)
 	c.EndTurn()
 	if err != nil && ctx.Err() == nil {
 		k.Forget(c)
 		k.done.Go(func() { lost(lockerr.With(lockerr.ErrLost, err)) }) // the other connections must not wait for it
 	}
+}
+
+// ping asks the server.
+func (k *KeepAlive) ping(ctx context.Context, c *Conn) error {
+	if err := k.Overdue(c); err != nil {
+		return err
+	}
+	ctx, cancel := server.Within(purpose.For(ctx, purpose.Renew), k.ttl/3)
+	defer cancel()
+	return c.Ping(ctx)
+}
+
+// open looks at the socket.
+func open(ctx context.Context, c *Conn) error {
+	if !c.Fresh(ctx) {
+		return errors.New("the connection was closed by the server, or on the way to it")
+	}
+	return nil
 }
