@@ -6,13 +6,15 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
 // Webhook does what an event says once, however often it is delivered, at the same time
-// too. The work and the note that it is done are one transaction.
+// too. The work and the note that it is done are one transaction. It goes on if the sender hangs up: what it has done
+// elsewhere by then would be rolled back here, and done again.
 func Webhook(db *sql.DB, work func(ctx context.Context, event []byte) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("Event-Id")
@@ -21,7 +23,9 @@ func Webhook(db *sql.DB, work func(ctx context.Context, event []byte) error) htt
 			http.Error(w, "bad event", http.StatusBadRequest)
 			return
 		}
-		err = mysqllock.Do(r.Context(), db, "event:"+id, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), time.Minute)
+		defer cancel()
+		err = mysqllock.Do(ctx, db, "event:"+id, func(ctx context.Context) error {
 			var seen int
 			if err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM events WHERE id = ?", id).Scan(&seen); err != nil || seen > 0 {
 				return err

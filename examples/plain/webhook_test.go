@@ -31,13 +31,14 @@ func testWebhook(t *testing.T, shop *testshop.Shop) {
 		return nil
 	}
 	hook := Webhook(db, work)
-	deliver := func(id, event string) int {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(event))
+	deliverIn := func(ctx context.Context, id, event string) int {
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(event))
 		r.Header.Set("Event-Id", id)
 		w := httptest.NewRecorder()
 		hook(w, r)
 		return w.Code
 	}
+	deliver := func(id, event string) int { return deliverIn(t.Context(), id, event) }
 	want := func(what string, got, want, stock int) {
 		t.Helper()
 		if got != want {
@@ -58,4 +59,14 @@ func testWebhook(t *testing.T, shop *testshop.Shop) {
 	close(finish)
 	want("the first", <-first, http.StatusOK, 3)
 	want("after it", deliver("b", "sold"), http.StatusOK, 3)
+
+	working, finish = make(chan struct{}), make(chan struct{})
+	ctx, hangUp := context.WithCancel(t.Context())
+	go func() { first <- deliverIn(ctx, "c", "waits") }()
+	<-working
+	hangUp()
+	want("the sender has hung up, and asks again", deliver("c", "sold"), http.StatusConflict, 3)
+	close(finish)
+	want("it goes on", <-first, http.StatusOK, 2)
+	want("after that", deliver("c", "sold"), http.StatusOK, 2)
 }
