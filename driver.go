@@ -272,10 +272,5 @@ func Stats(db *sql.DB) (PoolStats, error) {
 	if err != nil {
 		return PoolStats{}, err
 	}
-	s := k.Stats()
-	return PoolStats{
-		Stats: s.Sessions, Waiters: s.Waiters, OldestWait: s.OldestWait, OldestHold: s.OldestHold,
-		MaxConns: k.Settings.MaxConns, Reserved: s.Reserved,
-		App: s.App, Leases: s.Leases, Advisory: s.Advisory, Control: s.Control,
-	}, nil
+	return PoolStats(k.Stats()), nil
 }

@@ -151,27 +151,29 @@ func (k *Handle) RenewNow() {
 	}
 }
 
-// Stats counts what the handle has of connections, by what they are for, and the callers
-// of this process that wait.
+// Stats has the fields of mysqllock.PoolStats, in the same order: one converts to the other.
 type Stats struct {
-	Sessions, Leases, Advisory, Control pool.Stats
-	App                                 pool.Stats // zero without a budget
-	Reserved                            int        // of a budget, that are in use by nobody and not to be had by all
-	Waiters                             int
-	OldestWait, OldestHold              time.Duration // without leaderships; 0 for none
+	pool.Stats
+	Waiters                        int
+	OldestWait, OldestHold         time.Duration
+	MaxConns, Reserved             int
+	App, Leases, Advisory, Control pool.Stats
 }
 
 // Stats returns the counts of now.
 func (k *Handle) Stats() Stats {
 	l := k.locks.Load()
-	s := Stats{Sessions: pool.Stats{Max: k.Settings.LockMaxConns}, OldestWait: k.waits.oldest(), OldestHold: k.held.oldest()}
+	s := Stats{
+		Stats:      pool.Stats{Max: k.Settings.LockMaxConns},
+		OldestWait: k.waits.oldest(), OldestHold: k.held.oldest(), MaxConns: k.Settings.MaxConns,
+	}
 	if k.Bounded() {
 		s.App = k.apps.Stat()
 		s.OldestWait = max(s.OldestWait, s.App.OldestWait)
 		_, _, s.Reserved = k.conns.Shortage()
 	}
 	if l != nil {
-		s.Sessions, s.Leases, s.Advisory, s.Control = l.sessions.Stat(), l.leasing.Stat(), l.advising.Stat(), l.Control.Stat()
+		s.Stats, s.Leases, s.Advisory, s.Control = l.sessions.Stat(), l.leasing.Stat(), l.advising.Stat(), l.Control.Stat()
 		s.Waiters = int(k.waiters.Load())
 	}
 	return s
