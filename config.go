@@ -197,31 +197,30 @@ const (
 
 // settings checks and completes the Config.
 func (c Config) settings() (handle.Settings, error) {
+	var s handle.Settings
 	if err := c.validate(); err != nil {
-		return handle.Settings{}, err
+		return s, err
 	}
 	c = c.withDefaults()
 	table, err := schema.Parse(c.Table)
 	if err != nil {
-		return handle.Settings{}, err
+		return s, err
 	}
 	required, err := handle.ParseRequired(c.Require)
 	switch {
 	case err != nil:
-		return handle.Settings{}, err
+		return s, err
 	case required != nil:
 		required.Key = c.RequireKey
 	case c.RequireKey != nil:
-		return handle.Settings{}, errors.New("mysqllock: RequireKey goes with Require")
+		return s, errors.New("mysqllock: RequireKey goes with Require")
 	}
-	return handle.Settings{
-		Strategy: c.Strategy, Wait: c.Wait, TTL: c.TTL, Table: table, Namespace: c.Namespace, Stripes: c.Stripes,
-		Auto: c.Schema != "manual", Unsafe: c.Unsafe == "allow", Owner: c.Owner,
-		HandOvers: c.HandOvers, HandOverTime: c.HandOverTime, Observe: observed(c.Observer), Trace: traced(c.Observer),
-		LongHold: c.LongHold, SlowWait: c.SlowWait,
-		MaxConns: c.MaxConns, LockMaxConns: c.LockMaxConns,
-		Required: required,
-	}, nil
+	s.Strategy, s.Wait, s.TTL, s.Owner, s.Unsafe = c.Strategy, c.Wait, c.TTL, c.Owner, c.Unsafe == "allow"
+	s.Table, s.Namespace, s.Stripes, s.Auto = table, c.Namespace, c.Stripes, c.Schema != "manual"
+	s.MaxConns, s.LockMaxConns, s.HandOvers, s.HandOverTime = c.MaxConns, c.LockMaxConns, c.HandOvers, c.HandOverTime
+	s.LongHold, s.SlowWait, s.Required = c.LongHold, c.SlowWait, required
+	s.Observe, s.Trace = observed(c.Observer), traced(c.Observer)
+	return s, nil
 }
 
 // validate returns an error that names a field with a bad value.

@@ -16,6 +16,7 @@ import (
 	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -95,8 +96,10 @@ func (s *scratch) process(set settings) *process {
 	dbtest.OK(s.T, err)
 	p.conns = newPool(counted.Connect, advisory.Setup(set.ttl), set.conns)
 	p.locks = strategy.Config{
-		Conns: p.conns, Control: newPool(s.Connector(dbtest.NoDatabase).Connect, "SET SESSION autocommit = 1", 4),
-		Queue: new(queue.Queue), Namespace: s.namespace, Owner: "me", Info: info, TTL: set.ttl, ReadTimeout: set.ttl * 9 / 10,
+		Config: keyrow.Config{
+			Control: newPool(s.Connector(dbtest.NoDatabase).Connect, "SET SESSION autocommit = 1", 4), Namespace: s.namespace, Info: info,
+		},
+		Conns: p.conns, Queue: new(queue.Queue), Owner: "me", TTL: set.ttl, ReadTimeout: set.ttl * 9 / 10,
 		HandOvers: 10, HandOverTime: 10 * time.Millisecond,
 	}
 	if set.change != nil {

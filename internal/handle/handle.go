@@ -28,31 +28,27 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Settings is what a database handle was told, checked and completed: see
 // mysqllock.Config.
 type Settings struct {
+	// What strategies were told, where an empty Namespace is the database's name. The rest of what
+	// they get is made when the server is known: see [Handle.makeStrategies].
+	strategy.Config
+
 	Strategy     string
 	Wait         time.Duration
-	TTL          time.Duration
-	MaxConns     int // the budget of connections; 0 without one
-	LockMaxConns int // the most sessions; leases and advisory locks may have as many each
-	Table        schema.Table
-	Namespace    string
-	Stripes      int
-	Auto         bool   // make the lock table if it is missing
-	Unsafe       bool   // also work where the strategy does not exclude
-	Owner        string // how this process calls itself
-	HandOvers    int
-	HandOverTime time.Duration
-	Observe      func(context.Context, Event) // nil if nobody is to be told
-	LongHold     time.Duration                // of a hold that is told while it lasts; 0 for none
-	SlowWait     time.Duration                // of a wait after which the holder is asked for; 0 for none
-	Trace        Trace
-	Required     *Required // nil if no table needs a lock
+	MaxConns     int           // the budget of connections; 0 without one
+	LockMaxConns int           // the most sessions; leases and advisory locks may have as many each
+	LongHold     time.Duration // of a hold that is told while it lasts; 0 for none
+	SlowWait     time.Duration // of a wait after which the holder is asked for; 0 for none
+	Required     *Required     // nil if no table needs a lock
+
+	Observe func(context.Context, Event) // nil if nobody is to be told
+	Trace   Trace
 }
 
 // Connectors open the connections of a handle.

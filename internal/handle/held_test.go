@@ -24,7 +24,7 @@ func resourceOf(row string, traits strategy.Traits) strategy.Resource {
 // TestAHolderInAnErrorIsRecognisedAsThisHandle: a holder in an error is completed where it is
 // this handle, for the time that it holds the key.
 func TestAHolderInAnErrorIsRecognisedAsThisHandle(t *testing.T) {
-	k := New(Connectors{}, Settings{Owner: "us"})
+	k := New(Connectors{}, Settings{Config: strategy.Config{Owner: "us"}})
 	defer k.Close()
 	resource := func(traits strategy.Traits, shared bool, lockCtx *hint.LockContext) strategy.Resource {
 		p := resourceOf("k", traits)

@@ -1,6 +1,7 @@
 package handle
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -387,27 +388,18 @@ func (k *Handle) notSplit(ctx context.Context) error {
 
 // makeStrategies makes the strategies, for a server that is what info says.
 func (k *Handle) makeStrategies(l *Locks, info server.Info) {
-	s := k.Settings
-	l.table = s.Table.In(info.Database)
+	cfg := k.Settings.Config
+	cfg.Info, cfg.Control = info, l.Control
+	cfg.Table, cfg.Namespace = cfg.Table.In(info.Database), cmp.Or(cfg.Namespace, info.Database)
 	l.server.Store(&info)
-	namespace := s.Namespace
-	if namespace == "" {
-		namespace = info.Database
-	}
-	l.namespace = namespace
-	l.rows = keyrow.New(keyrow.Config{
-		Control: l.Control, Table: l.table, Namespace: namespace, Info: info, Auto: s.Auto, Stripes: s.Stripes,
-	})
+	l.table, l.namespace, l.rows = cfg.Table, cfg.Namespace, keyrow.New(cfg.Config)
 	l.queue, l.queues = new(queue.Queue), make(map[string]*queue.Queue)
 	for _, t := range known {
 		if !t.Table {
 			l.queues[t.Name] = new(queue.Queue)
 		}
 	}
-	cfg := strategy.Config{
-		Control: l.Control, Rows: l.rows, Queue: l.queue, Table: l.table, Namespace: namespace,
-		Owner: s.Owner, Info: info, TTL: s.TTL, Unsafe: s.Unsafe, HandOvers: s.HandOvers, HandOverTime: s.HandOverTime,
-	}
+	cfg.Rows, cfg.Queue = l.rows, l.queue
 	of := cfg
 	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
 	l.leases = lease.New(of)

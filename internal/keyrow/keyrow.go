@@ -36,12 +36,12 @@ const background = 10 * time.Second
 
 // Config says where rows are kept.
 type Config struct {
-	Control   *pool.Pool // connections in autocommit
-	Table     schema.Table
-	Namespace string
 	Info      server.Info
-	Auto      bool // make the table if it is missing
-	Stripes   int  // how many rows all keys share; 0 gives each key a row of its own
+	Control   *pool.Pool // connections in autocommit, which wait for a row for a few seconds at most
+	Table     schema.Table
+	Namespace string // precedes keys
+	Auto      bool   // make the table if it is missing
+	Stripes   int    // how many rows all keys share; 0 gives each key a row of its own
 }
 
 // Rows are the rows of one namespace. It is safe for concurrent use.

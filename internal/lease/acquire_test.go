@@ -380,8 +380,7 @@ func TestALongOwnerIsCutOff(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		long := New(strategy.Config{
-			Conns: l.conns, Control: l.control, Rows: l.cfg.Rows, Queue: l.cfg.Queue, Table: l.cfg.Table, Namespace: l.cfg.Namespace,
-			Owner: strings.Repeat("o", 300), Info: l.cfg.Info, TTL: time.Second,
+			Config: l.cfg.Config, Rows: l.cfg.Rows, Conns: l.conns, Queue: l.cfg.Queue, Owner: strings.Repeat("o", 300), TTL: time.Second,
 		})
 		defer long.Close()
 		dbtest.OK(t, dbtest.Err(long.Acquire(dbtest.Limited(t), request("k"))))

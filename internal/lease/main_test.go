@@ -122,13 +122,13 @@ func (s *scratch) locker(with setup) *locker {
 		Setup: "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
 	})
 	dbtest.OK(s.T, err)
-	l.Locker = New(strategy.Config{
-		Conns: l.conns, Control: l.control, Queue: new(queue.Queue), Table: *with.table, Namespace: s.Name,
-		Rows: keyrow.New(keyrow.Config{
-			Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true,
-		}),
-		Owner: "host:1:test", Info: *with.info, TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handoffs, HandOverTime: time.Minute,
-	})
+	rows := keyrow.Config{Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true}
+	cfg := strategy.Config{
+		Config: rows, Rows: keyrow.New(rows), Conns: l.conns, Queue: new(queue.Queue),
+		Owner: "host:1:test", TTL: with.ttl, ReadTimeout: with.reads, HandOvers: handoffs, HandOverTime: time.Minute,
+	}
+	cfg.Info = *with.info
+	l.Locker = New(cfg)
 	s.T.Cleanup(l.close)
 	return l
 }

@@ -87,15 +87,14 @@ func (s *scratch) process(change ...func(*strategy.Config)) *process {
 	s.T.Helper()
 	p := &process{scratch: s}
 	p.control = s.pool(4, control)
-	p.rows = keyrow.New(keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true})
-	p.leases = lease.New(strategy.Config{
-		Conns: s.pool(8, lease.Setup(ttl)), Control: p.control, Rows: p.rows, Queue: new(queue.Queue),
-		Table: s.table, Namespace: namespace, Owner: owner, Info: s.info, TTL: ttl,
-	})
+	rows := keyrow.Config{Control: p.control, Table: s.table, Namespace: namespace, Info: s.info, Auto: true}
+	p.rows = keyrow.New(rows)
+	cfg := strategy.Config{Config: rows, Rows: p.rows, TTL: ttl}
+	of := cfg
+	of.Conns, of.Queue, of.Owner = s.pool(8, lease.Setup(ttl)), new(queue.Queue), owner
+	p.leases = lease.New(of)
 	s.T.Cleanup(p.leases.Close)
-	cfg := strategy.Config{
-		Table: s.table, Namespace: namespace, Info: s.info, Control: p.control, Rows: p.rows, TTL: ttl, Await: p.leases.Await,
-	}
+	cfg.Await = p.leases.Await
 	for _, change := range change {
 		change(&cfg)
 	}

@@ -72,11 +72,9 @@ func (s *scratch) process(change func(*strategy.Config)) *process {
 	dbtest.OK(s.T, err)
 	dbtest.OK(s.T, s.table.Ensure(s.T.Context(), c, info, true))
 	p := &process{scratch: s, conns: newPool(0, 70), queue: new(queue.Queue), wakeUps: &wakeUps{wake: make(chan struct{})}}
-	p.rows = keyrow.New(keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true})
-	cfg := strategy.Config{
-		Table: s.table, Namespace: "app", Owner: "me", TTL: 30 * time.Second, Info: info,
-		Control: control, Queue: p.queue, Rows: p.rows, Await: p.wakeUps.await,
-	}
+	rows := keyrow.Config{Control: control, Table: s.table, Namespace: "app", Info: info, Auto: true}
+	p.rows = keyrow.New(rows)
+	cfg := strategy.Config{Config: rows, Rows: p.rows, Owner: "me", TTL: 30 * time.Second, Queue: p.queue, Await: p.wakeUps.await}
 	if change != nil {
 		change(&cfg)
 	}

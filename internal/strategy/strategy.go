@@ -20,8 +20,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/queue"
-	"github.com/mysqllock/mysqllock/internal/schema"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
@@ -184,18 +182,16 @@ const (
 
 // Config says where a strategy keeps its locks. Each strategy uses what it needs of it.
 type Config struct {
-	Info      server.Info
-	Table     schema.Table  // the lock table
-	Rows      *keyrow.Rows  // of that table
-	Namespace string        // precedes keys
-	Owner     string        // the name of this process, for errors
-	TTL       time.Duration // the longest wait in one statement, and how long a connection that holds something may be silent
-	Queue     *queue.Queue  // where the callers of this process queue; strategies whose locks exclude each other share it
+	keyrow.Config // Control is for all statements beside the caller's: making rows, asking, KILL
 
-	// Conns are the connections of the strategy's own, which began with its Setup(TTL); Control are
-	// those in autocommit for statements beside the caller's: making rows, asking, KILL. None of
+	Rows  *keyrow.Rows  // of the lock table
+	Owner string        // the name of this process, for errors
+	TTL   time.Duration // the longest wait in one statement, and how long a connection that holds something may be silent
+	Queue *queue.Queue  // where the callers of this process queue; strategies whose locks exclude each other share it
+
+	// Conns are the connections of the strategy's own, which began with its Setup(TTL). None of
 	// them waits longer than a few seconds for a row.
-	Conns, Control *pool.Pool
+	Conns *pool.Pool
 
 	// ReadTimeout is the driver's own limit on each read from the connections on which the strategy
 	// waits; 0 means that there is none, or that it is not known. A caller asks again after half of
