@@ -219,7 +219,7 @@ func (c Config) settings() (handle.Settings, error) {
 	s.Table, s.Namespace, s.Stripes, s.Auto = table, c.Namespace, c.Stripes, c.Schema != "manual"
 	s.MaxConns, s.LockMaxConns, s.HandOvers, s.HandOverTime = c.MaxConns, c.LockMaxConns, c.HandOvers, c.HandOverTime
 	s.LongHold, s.SlowWait, s.Required = c.LongHold, c.SlowWait, required
-	s.Observe, s.Trace = observed(c.Observer), traced(c.Observer)
+	observe(&s, c.Observer)
 	return s, nil
 }
 

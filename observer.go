@@ -30,26 +30,26 @@ type EventKind int
 // key, asks for nothing. If database/sql opens a connection in the background, because of
 // SetMaxOpenConns, and fails, nobody is told.
 const (
-	Acquired EventKind = EventKind(handle.Acquired)
-	Refused  EventKind = EventKind(handle.Refused)  // not granted
-	Released EventKind = EventKind(handle.Released) // given back: by COMMIT or ROLLBACK, by Release, or when its context ended
+	Acquired EventKind = handle.Acquired
+	Refused  EventKind = handle.Refused  // not granted
+	Released EventKind = handle.Released // given back: by COMMIT or ROLLBACK, by Release, or when its context ended
 
 	// Lost: the holder's connection or lease is gone, or it was refused its COMMIT. What it had not
 	// committed never will be, unless Err says that this is unknown.
-	Lost EventKind = EventKind(handle.Lost)
+	Lost EventKind = handle.Lost
 
 	// Advised is not about a lock: SetMaxOpenConns keeps callers from each other's locks, or a
 	// statement lacks the lock that [Config].Require asks for, in its log mode; then Err is
 	// an *Error. Err says what to change. A handle tells each such thing once.
-	Advised EventKind = EventKind(handle.Advised)
+	Advised EventKind = handle.Advised
 
 	// LongHold comes between Acquired and its end, once, if the lock is held for longer than
 	// [Config].LongHold. The hold goes on.
-	LongHold EventKind = EventKind(handle.LongHold)
+	LongHold EventKind = handle.LongHold
 
 	// Retried is only for a [Tracer], instead of Acquired or Refused: the lock is asked for
 	// anew on another connection.
-	Retried EventKind = EventKind(handle.Retried)
+	Retried EventKind = handle.Retried
 )
 
 // String returns the kind's name in lower case.
@@ -96,14 +96,27 @@ type Event struct {
 	Err error
 }
 
-// observed is how o is told; nil if there is no observer.
-func observed(o Observer) func(context.Context, handle.Event) {
+// observe has o told what becomes of locks, and, if it is a Tracer, what begins.
+func observe(s *handle.Settings, o Observer) {
 	if o == nil {
-		return nil
+		return
 	}
-	return func(ctx context.Context, e handle.Event) {
+	s.Observe = func(ctx context.Context, e handle.Event) {
 		defer goOn(ctx)
 		o.Observe(ctx, event(e))
+	}
+	if !traces(o) {
+		return
+	}
+	t := o.(Tracer)
+	s.Asking = func(ctx context.Context, e handle.Event) (own context.Context) {
+		own = ctx
+		defer goOn(ctx)
+		return t.Asking(ctx, event(e))
+	}
+	s.Releasing = func(ctx context.Context, e handle.Event) {
+		defer goOn(ctx)
+		t.Releasing(ctx, event(e))
 	}
 }
 

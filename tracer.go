@@ -3,8 +3,6 @@ package mysqllock
 import (
 	"context"
 	"slices"
-
-	"github.com/mysqllock/mysqllock/internal/handle"
 )
 
 // Tracer is an [Observer] that is also told when something begins, for traces: so what it
@@ -69,23 +67,4 @@ func traces(o Observer) bool {
 	}
 	_, ok := o.(Tracer)
 	return ok
-}
-
-// traced is how o is told what begins.
-func traced(o Observer) handle.Trace {
-	if !traces(o) {
-		return handle.Trace{}
-	}
-	t := o.(Tracer)
-	return handle.Trace{
-		Asking: func(ctx context.Context, e handle.Event) (own context.Context) {
-			own = ctx
-			defer goOn(ctx)
-			return t.Asking(ctx, event(e))
-		},
-		Releasing: func(ctx context.Context, e handle.Event) {
-			defer goOn(ctx)
-			t.Releasing(ctx, event(e))
-		},
-	}
 }

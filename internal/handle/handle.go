@@ -47,8 +47,11 @@ type Settings struct {
 	SlowWait     time.Duration // of a wait after which the holder is asked for; 0 for none
 	Required     *Required     // nil if no table needs a lock
 
-	Observe func(context.Context, Event) // nil if nobody is to be told
-	Trace   Trace
+	// How the observer is told: see mysqllock.Observer and mysqllock.Tracer. Observe is nil if
+	// nobody is to be told, the others if it does not want to know what begins.
+	Observe   func(context.Context, Event)
+	Asking    func(context.Context, Event) context.Context
+	Releasing func(context.Context, Event)
 }
 
 // Connectors open the connections of a handle.

@@ -17,12 +17,9 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// EventKind is what has happened to a lock.
-type EventKind int
-
 // The kinds of events, as mysqllock.EventKind has them.
 const (
-	Acquired EventKind = iota + 1
+	Acquired = iota + 1
 	Refused
 	Released
 	Lost
@@ -33,7 +30,7 @@ const (
 
 // Event is something that has happened to a lock: see mysqllock.Event.
 type Event struct {
-	Kind     EventKind
+	Kind     int
 	Keys     []string
 	Strategy string
 	Shared   bool
@@ -49,13 +46,6 @@ type Event struct {
 	Err      error
 }
 
-// Trace is how an observer is told what begins: see mysqllock.Tracer. Its functions are nil
-// if it does not want to know.
-type Trace struct {
-	Asking    func(context.Context, Event) context.Context
-	Releasing func(context.Context, Event)
-}
-
 // Observation is a lock that is asked for, and then held: the handle counts how long, and the
 // observer is told, if there is one. A nil one is of nothing.
 type Observation struct {
@@ -65,7 +55,7 @@ type Observation struct {
 
 	tell      func(context.Context, Event) // nil if nobody is to be told, without what follows
 	releasing func(context.Context, Event) // nil if the observer does not want to know
-	ctx       context.Context              // of the caller, or what Trace.Asking has made of it
+	ctx       context.Context              // of the caller, or what Settings.Asking has made of it
 	traced    bool                         // it is that
 	event     Event                        // as it was asked for
 	granted   time.Time
@@ -89,7 +79,7 @@ type Observation struct {
 // Observe begins to watch locks that are asked for now, with resources at least one. It returns the
 // context with which to take them: it has what the observer has put into it.
 func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*Observation, context.Context) {
-	o := &Observation{k: k, resources: resources, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Trace.Releasing}
+	o := &Observation{k: k, resources: resources, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Releasing}
 	leads := resources[0].Leadership
 	if !leads {
 		o.wait = k.waits.begin()
@@ -106,7 +96,7 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
 		o.event.Shared = o.event.Shared && p.Shared
 	}
-	if asking := k.Settings.Trace.Asking; asking != nil {
+	if asking := k.Settings.Asking; asking != nil {
 		o.ctx = asking(ctx, o.event)
 		o.traced = o.ctx != ctx
 	}
