@@ -177,31 +177,13 @@ func (c Config) bases(connectors ...*driver.Connector) (err error) {
 	return nil
 }
 
-const (
-	defaultTable        = "mysqllock"
-	defaultWait         = 10 * time.Second
-	defaultTTL          = 30 * time.Second
-	defaultLockMaxConns = 16
-	maxStripes          = 10_000
-
-	// One to make rows and to kill, one each that holds leases and advisory locks, and two
-	// to run statements on: a caller that waits in the server may have one of these.
-	minMaxConns = 5
-
-	// With more than about ten handoffs in a row those who wait in other
-	// processes begin to wait many times as long as most others (measured with 4
-	// processes of 16 callers each).
-	defaultHandOvers    = 30
-	defaultHandOverTime = 10 * time.Millisecond
-)
-
 // settings checks and completes the Config.
 func (c Config) settings() (handle.Settings, error) {
 	var s handle.Settings
-	if err := c.validate(); err != nil {
+	c, err := c.completed()
+	if err != nil {
 		return s, err
 	}
-	c = c.withDefaults()
 	table, err := schema.Parse(c.Table)
 	if err != nil {
 		return s, err
@@ -216,60 +198,50 @@ func (c Config) settings() (handle.Settings, error) {
 		return s, errors.New("mysqllock: RequireKey goes with Require")
 	}
 	s.Strategy, s.Wait, s.TTL, s.Owner, s.Unsafe = c.Strategy, c.Wait, c.TTL, c.Owner, c.Unsafe == "allow"
-	s.Table, s.Namespace, s.Stripes, s.Auto = table, c.Namespace, c.Stripes, c.Schema != "manual"
+	s.Table, s.Namespace, s.Stripes, s.Auto = table, c.Namespace, c.Stripes, c.Schema == "auto"
 	s.MaxConns, s.LockMaxConns, s.HandOvers, s.HandOverTime = c.MaxConns, c.LockMaxConns, c.HandOvers, c.HandOverTime
 	s.LongHold, s.SlowWait, s.Required = c.LongHold, c.SlowWait, required
 	observe(&s, c.Observer)
 	return s, nil
 }
 
-// validate returns an error that names a field with a bad value.
-func (c Config) validate() error {
-	bad := func(format string, args ...any) error { return fmt.Errorf("mysqllock: "+format, args...) }
+// completed returns the Config with the defaults in place of zero values, or an error that
+// names a field with a bad value.
+func (c Config) completed() (Config, error) {
+	bad := func(format string, args ...any) (Config, error) { return c, fmt.Errorf("mysqllock: "+format, args...) }
 	switch {
-	case c.Strategy != "" && !slices.Contains(handle.Strategies(), c.Strategy):
-		return bad("lockStrategy is %q, want %s", c.Strategy, oneOf(handle.Strategies()))
 	case c.Wait < 0:
 		return bad("lockWait is negative: %v", c.Wait)
 	case c.LongHold < 0 || c.SlowWait < 0:
 		return bad("LongHold is %v and SlowWait %v, want neither to be negative", c.LongHold, c.SlowWait)
 	case c.NoWait && c.Wait > 0:
 		return bad("lockNoWait and a lockWait of %v exclude each other", c.Wait)
-	case c.TTL != 0 && c.TTL < time.Second:
-		return bad("lockTTL is %v, want 1s or more", c.TTL)
-	case c.MaxConns != 0 && c.MaxConns < minMaxConns || c.MaxConns > 100_000:
-		return bad("maxConns is %d, want %d to 100000", c.MaxConns, minMaxConns)
-	case c.LockMaxConns < 0 || c.LockMaxConns > 100_000:
-		return bad("lockMaxConns is %d, want 1 to 100000", c.LockMaxConns)
 	case c.HandOvers < 0 || c.HandOverTime < 0:
 		return bad("lockHandOvers is %d and lockHandOverTime %v, want neither to be negative", c.HandOvers, c.HandOverTime)
 	case len(c.Namespace) > schema.MaxNamespace:
 		return bad("lockNamespace is longer than %d bytes", schema.MaxNamespace)
-	case c.Stripes < 0 || c.Stripes > maxStripes:
-		return bad("lockStripes is %d, want 1 to %d", c.Stripes, maxStripes)
-	case c.Schema != "" && c.Schema != "auto" && c.Schema != "manual":
-		return bad("lockSchema is %q, want auto or manual", c.Schema)
-	case c.Unsafe != "" && c.Unsafe != "refuse" && c.Unsafe != "allow":
-		return bad("lockUnsafe is %q, want refuse or allow", c.Unsafe)
 	}
-	return nil
-}
-
-// withDefaults returns the Config with the defaults in place of zero values.
-func (c Config) withDefaults() Config {
-	c.Strategy = cmp.Or(c.Strategy, hint.StrategyRow)
-	if !c.NoWait {
-		c.Wait = cmp.Or(c.Wait, defaultWait)
+	for _, p := range parameters {
+		is := reflect.ValueOf(p.field(&c)).Elem()
+		switch {
+		case is.IsZero():
+			if p.preset != nil {
+				is.Set(reflect.ValueOf(p.preset))
+			}
+		case p.oneOf != nil && !slices.Contains(p.oneOf, is.String()):
+			return bad("%s is %q, want %s", p.name, is, oneOf(p.oneOf))
+		case is.CanInt() && (is.Int() < p.least || p.most > 0 && is.Int() > p.most):
+			return bad("%s is %v, want %s", p.name, is, p.want)
+		}
 	}
-	c.TTL = cmp.Or(c.TTL, defaultTTL)
-	c.Table = cmp.Or(c.Table, defaultTable)
-	c.LockMaxConns = cmp.Or(c.LockMaxConns, c.MaxConns, defaultLockMaxConns)
-	c.HandOvers = cmp.Or(c.HandOvers, defaultHandOvers)
-	c.HandOverTime = cmp.Or(c.HandOverTime, defaultHandOverTime)
+	if c.NoWait {
+		c.Wait = 0
+	}
+	c.LockMaxConns = cmp.Or(c.LockMaxConns, c.MaxConns, 16)
 	if c.Owner == "" {
 		c.Owner = keyrow.OwnerOf(os.Args[0])
 	}
-	return c
+	return c, nil
 }
 
 // oneOf is names as a sentence has them.
@@ -342,29 +314,45 @@ func splitDSN(dsn string) (plain string, cfg Config, err error) {
 	return plain, cfg, nil
 }
 
-// A parameter of a DSN sets a field of Config.
+// A parameter of a DSN sets a field of Config. It says which values the field may have besides
+// its zero, and what its zero means.
 type parameter struct {
-	name  string
-	field func(c *Config) any // a pointer to it
-	want  string              // what a DSN can ask for, if the field's zero is the default; "" if it can ask for that
+	name   string
+	field  func(c *Config) any // a pointer to it
+	preset any                 // the default, in place of the zero; nil for none
+
+	oneOf       []string // the texts that it may be; nil for any
+	least, most int64    // of a number; no most is 0
+	want        string   // what a DSN can ask for, if the zero is the default; "" if it can ask for the zero
 }
 
 var parameters = []parameter{
-	{"lockStrategy", func(c *Config) any { return &c.Strategy }, ""},
-	{"lockWait", func(c *Config) any { return &c.Wait }, "more than 0s, or lockNoWait=true to fail at once"},
-	{"lockNoWait", func(c *Config) any { return &c.NoWait }, ""},
-	{"lockTTL", func(c *Config) any { return &c.TTL }, "1s or more"},
-	{"lockTable", func(c *Config) any { return &c.Table }, ""},
-	{"maxConns", func(c *Config) any { return &c.MaxConns }, fmt.Sprintf("%d to 100000", minMaxConns)},
-	{"lockMaxConns", func(c *Config) any { return &c.LockMaxConns }, "1 to 100000"},
-	{"lockNamespace", func(c *Config) any { return &c.Namespace }, ""},
-	{"lockStripes", func(c *Config) any { return &c.Stripes }, fmt.Sprintf("1 to %d", maxStripes)},
-	{"lockSchema", func(c *Config) any { return &c.Schema }, ""},
-	{"lockOwner", func(c *Config) any { return &c.Owner }, ""},
-	{"lockHandOvers", func(c *Config) any { return &c.HandOvers }, "1 or more"},
-	{"lockHandOverTime", func(c *Config) any { return &c.HandOverTime }, "more than 0s"},
-	{"lockUnsafe", func(c *Config) any { return &c.Unsafe }, ""},
-	{"lockRequire", func(c *Config) any { return &c.Require }, ""},
+	{name: "lockStrategy", field: func(c *Config) any { return &c.Strategy }, preset: hint.StrategyRow, oneOf: handle.Strategies()},
+	{
+		name: "lockWait", field: func(c *Config) any { return &c.Wait },
+		preset: 10 * time.Second, want: "more than 0s, or lockNoWait=true to fail at once",
+	},
+	{name: "lockNoWait", field: func(c *Config) any { return &c.NoWait }},
+	{
+		name: "lockTTL", field: func(c *Config) any { return &c.TTL },
+		preset: 30 * time.Second, least: int64(time.Second), want: "1s or more",
+	},
+	{name: "lockTable", field: func(c *Config) any { return &c.Table }, preset: "mysqllock"},
+	// At least one connection to make rows and to kill, one each that holds leases and advisory locks, and two
+	// to run statements on: a caller that waits in the server may have one of these.
+	{name: "maxConns", field: func(c *Config) any { return &c.MaxConns }, least: 5, most: 100_000, want: "5 to 100000"},
+	{name: "lockMaxConns", field: func(c *Config) any { return &c.LockMaxConns }, least: 1, most: 100_000, want: "1 to 100000"},
+	{name: "lockNamespace", field: func(c *Config) any { return &c.Namespace }},
+	{name: "lockStripes", field: func(c *Config) any { return &c.Stripes }, least: 1, most: 10_000, want: "1 to 10000"},
+	{name: "lockSchema", field: func(c *Config) any { return &c.Schema }, preset: "auto", oneOf: []string{"auto", "manual"}},
+	{name: "lockOwner", field: func(c *Config) any { return &c.Owner }},
+	// With more than about ten handoffs in a row those who wait in other
+	// processes begin to wait many times as long as most others (measured with 4
+	// processes of 16 callers each).
+	{name: "lockHandOvers", field: func(c *Config) any { return &c.HandOvers }, preset: 30, want: "1 or more"},
+	{name: "lockHandOverTime", field: func(c *Config) any { return &c.HandOverTime }, preset: 10 * time.Millisecond, want: "more than 0s"},
+	{name: "lockUnsafe", field: func(c *Config) any { return &c.Unsafe }, preset: "refuse", oneOf: []string{"refuse", "allow"}},
+	{name: "lockRequire", field: func(c *Config) any { return &c.Require }},
 }
 
 // parameterOf returns the parameter of a name, nil if there is none.
