@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // The files of the plots.
@@ -97,56 +98,158 @@ func barChart(title string, bars []bar) string {
 func powerBelow(v float64) float64 { return math.Pow(10, math.Floor(math.Log10(v)-0.01)) }
 func powerAbove(v float64) float64 { return math.Pow(10, math.Ceil(math.Log10(v)+0.01)) }
 
-// lineChart draws one line a series over the points, both scales logarithmic.
-func lineChart(title string, points []int, series []bar, value func(i, point int) float64) string {
-	const left, right, top, height, width = 60, 250, 40, 380, 800
-	low, high := math.Inf(1), 0.0
-	for i := range series {
-		for _, p := range points {
-			if v := value(i, p); v > 0 {
-				low, high = min(low, v), max(high, v)
+// scale is how an axis places values. A logarithmic one has 0, if at all, at low.
+type scale struct {
+	linear    bool
+	low, high float64
+}
+
+// at is where a value stands, from 0 at low to 1 at high; a single one stands in the middle.
+func (s scale) at(v float64) float64 {
+	switch {
+	case s.low == s.high:
+		return 0.5
+	case s.linear:
+		return (v - s.low) / (s.high - s.low)
+	}
+	return math.Log(max(v, s.low)/s.low) / math.Log(s.high/s.low)
+}
+
+// shows reports whether a value has a place.
+func (s scale) shows(v float64) bool { return !math.IsInf(v, 0) && (v > 0 || v == 0 && s.linear) }
+
+// ticks are the values that have a line: powers of ten, or at most nine, evenly apart.
+func (s scale) ticks() (all []float64) {
+	if !s.linear {
+		for v := s.low; v <= s.high*1.01; v *= 10 {
+			all = append(all, v)
+		}
+		return all
+	}
+	step := 0.5
+	for s.high > 8*step {
+		step *= 2
+	}
+	for v := s.low; v <= s.high; v += step {
+		all = append(all, v)
+	}
+	return all
+}
+
+// text is how the axis names a value.
+func (s scale) text(v float64) string {
+	if s.linear {
+		return fmt.Sprint(v)
+	}
+	return number(v)
+}
+
+// pointScale is a logarithmic scale of points. If the first is 0, it stands as far before the second as the third stands behind it.
+func pointScale(points []float64) scale {
+	s := scale{low: points[0], high: points[len(points)-1]}
+	switch {
+	case s.low > 0 || s.high == 0:
+	case len(points) == 2:
+		s.low = s.high / 2
+	default:
+		s.low = points[1] * points[1] / points[2]
+	}
+	return s
+}
+
+// lineChart is a drawing with a line for each series over the points, which stand on a logarithmic scale.
+type lineChart struct {
+	title  string
+	height float64
+	inset  float64 // of the first and the last point, from the ends of the axis
+	points []float64
+	label  func(point float64) string
+	linear bool    // the scale of values, from 0 on; else it is logarithmic, between powers of ten
+	most   float64 // what a linear scale goes up to, or to what is drawn beyond that
+	normal float64 // the value whose line stands out; 0 for none
+	series []series
+}
+
+// series is a line of a chart.
+type series struct {
+	bar
+	dashed bool
+	values []float64 // one for each point; NaN where nothing was measured
+}
+
+// valueScale is the scale of what the series have; ok is false if it is logarithmic and they have nothing.
+func (c lineChart) valueScale() (s scale, ok bool) {
+	s = scale{linear: c.linear, low: math.Inf(1)}
+	for _, one := range c.series {
+		for _, v := range one.values {
+			if s.shows(v) {
+				s.low, s.high = min(s.low, v), max(s.high, v)
 			}
 		}
 	}
-	s := newSVG(width, top+height+40, title)
-	if high == 0 {
+	if c.linear {
+		return scale{true, 0, max(c.most, math.Ceil(2*s.high)/2)}, true
+	}
+	return scale{false, powerBelow(s.low), powerAbove(s.high)}, s.high > 0
+}
+
+func (c lineChart) draw() string {
+	const top, width = 40, 490 // of the space for the lines
+	values, ok := c.valueScale()
+	left, right := 60, 250
+	if ok {
+		for _, v := range values.ticks() {
+			left = max(left, 8*len(values.text(v))+6)
+		}
+	}
+	for _, one := range c.series {
+		right = max(right, 7*utf8.RuneCountInString(one.name)+8)
+	}
+	s := newSVG(left+width+right, int(top+c.height)+40, c.title)
+	if !ok {
 		return s.end()
 	}
-	low, high = powerBelow(low), powerAbove(high)
-	x := func(p int) float64 {
-		return left + (width-left-right)*math.Log(float64(p)/float64(points[0]))/math.Log(float64(points[len(points)-1])/float64(points[0]))
+	from, to := float64(left), float64(left+width)
+	points := pointScale(c.points)
+	x := func(point float64) float64 { return from + c.inset + (width-2*c.inset)*points.at(point) }
+	y := func(v float64) float64 { return top + c.height*(1-values.at(v)) }
+	for _, v := range values.ticks() {
+		colour := "#d0d7de"
+		if v > 0 && v == c.normal {
+			colour = colourRival
+		}
+		s.line(from, y(v), to, y(v), colour)
+		s.text(from-6, y(v)+4, "end", "#59636e", values.text(v))
 	}
-	y := func(v float64) float64 {
-		return top + height*(1-(math.Log10(v)-math.Log10(low))/(math.Log10(high)-math.Log10(low)))
-	}
-	for v := low; v <= high*1.01; v *= 10 {
-		s.line(left, y(v), width-right, y(v), "#d0d7de")
-		s.text(left-6, y(v)+4, "end", "#59636e", number(v))
-	}
-	for _, p := range points {
-		s.text(x(p), top+height+18, "middle", "#59636e", fmt.Sprint(p))
+	for _, p := range c.points {
+		s.text(x(p), top+c.height+18, "middle", "#59636e", c.label(p))
 	}
 	var names []lineName
-	for i, one := range series {
-		dash := ""
-		if i%2 == 1 {
-			dash = ` stroke-dasharray="5 3"`
-		}
+	for _, one := range c.series {
 		var path []string
 		end := 0.0
-		for _, p := range points {
-			if v := value(i, p); v > 0 {
-				path = append(path, fmt.Sprintf("%.1f,%.1f", x(p), y(v)))
+		for i, v := range one.values {
+			if values.shows(v) {
 				end = y(v)
+				path = append(path, fmt.Sprintf("%.1f,%.1f", x(c.points[i]), end))
 			}
 		}
-		fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(path, " "), one.colour(colourRival), dash)
 		if len(path) > 0 {
-			names = append(names, lineName{one, end})
+			s.path(path, one.colour(colourRival), one.dashed)
+			names = append(names, lineName{one.bar, end})
 		}
 	}
-	s.lineNames(width-right+8, names)
+	s.lineNames(to+8, names)
 	return s.end()
+}
+
+// path draws a line through points.
+func (s *svg) path(points []string, colour string, dashed bool) {
+	dash := ""
+	if dashed {
+		dash = ` stroke-dasharray="5 3"`
+	}
+	fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(points, " "), colour, dash)
 }
 
 // lineName is the name of a line of a chart, and where the line ends.
@@ -193,16 +296,23 @@ func (r *record) plotTransaction(delay time.Duration) string {
 }
 
 func (r *record) plotHot() string {
-	series := r.bars(hot, 64, 0, rate)
-	all := contenders()
-	return lineChart("One key, goroutines of one process: grants a second (both axes logarithmic)", loadSizes, series, func(i, n int) float64 {
-		for _, c := range all {
-			if c.Name+" · "+c.Server == series[i].name {
-				return r.results.median(label{hot, n, 0, c.Name, c.Server}, rate)
+	c := lineChart{
+		title: "One key, goroutines of one process: grants a second (both axes logarithmic)", height: 380,
+		label: func(n float64) string { return fmt.Sprint(n) },
+	}
+	for _, n := range loadSizes {
+		c.points = append(c.points, float64(n))
+	}
+	for _, x := range contenders() {
+		if !math.IsNaN(r.results.median(label{hot, 64, 0, x.Name, x.Server}, rate)) {
+			one := series{bar: bar{name: x.Name + " · " + x.Server, ours: x.Ours}, dashed: len(c.series)%2 == 1}
+			for _, n := range loadSizes {
+				one.values = append(one.values, r.results.median(label{hot, n, 0, x.Name, x.Server}, rate))
 			}
+			c.series = append(c.series, one)
 		}
-		return math.NaN()
-	})
+	}
+	return c.draw()
 }
 
 // hotRowDelays are how far away the servers are in the plot of a hot row.
@@ -210,47 +320,25 @@ var hotRowDelays = []time.Duration{0, farDelay, 4 * farDelay}
 
 // plotHotRow draws what each of ours sells of a hot row, against FOR UPDATE by hand, over the distance.
 func (r *record) plotHotRow() string {
-	const left, right, top, height, width, most = 60, 250, 40, 300, 800, 2.0
-	x := func(i int) float64 { return left + 30 + float64(i)*(width-left-right-60)/float64(len(hotRowDelays)-1) }
-	y := func(v float64) float64 { return top + height*(1-min(v, most)/most) }
-	s := newSVG(width, top+height+40, "A hot row, 64 goroutines of one process: sales, × FOR UPDATE by hand, over the distance of the server")
-	for v := 0.0; v <= most; v += 0.5 {
-		colour := "#d0d7de"
-		if v == 1 { // as much as by hand
-			colour = colourRival
-		}
-		s.line(left, y(v), width-right, y(v), colour)
-		s.text(left-6, y(v)+4, "end", "#59636e", fmt.Sprint(v))
+	c := lineChart{
+		title:  "A hot row, 64 goroutines of one process: sales, × FOR UPDATE by hand, over the distance of the server",
+		height: 300, inset: 30, linear: true, most: 2, normal: 1,
+		label: func(delay float64) string { return awayBy(time.Duration(delay)) },
 	}
-	for i, delay := range hotRowDelays {
-		s.text(x(i), top+height+18, "middle", "#59636e", awayBy(delay))
+	for _, delay := range hotRowDelays {
+		c.points = append(c.points, float64(delay))
 	}
-	var names []lineName
-	for _, c := range contenders() {
-		if !c.Ours || !slices.Contains(hotRowNames, c.Name) {
+	for _, x := range contenders() {
+		if !x.Ours || !slices.Contains(hotRowNames, x.Name) {
 			continue
 		}
-		dash := ""
-		if c.Server == onMariaDB {
-			dash = ` stroke-dasharray="5 3"`
+		one := series{bar: bar{name: strings.TrimPrefix(x.Name, "hot row, ") + " · " + x.Server, ours: true}, dashed: x.Server == onMariaDB}
+		for _, delay := range hotRowDelays {
+			one.values = append(one.values, hotRate(hotRow, 64, delay, x.Name, handLocked)(r, x.Server))
 		}
-		var path []string
-		end := 0.0
-		for i, delay := range hotRowDelays {
-			ours := r.results.median(label{hotRow, 64, delay, c.Name, c.Server}, rate)
-			byHand := r.results.median(label{hotRow, 64, delay, handLocked, c.Server}, rate)
-			if v := ours / byHand; v > 0 && !math.IsInf(v, 0) {
-				end = y(v)
-				path = append(path, fmt.Sprintf("%.1f,%.1f", x(i), end))
-			}
-		}
-		fmt.Fprintf(s, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>`+"\n", strings.Join(path, " "), colourOurs, dash)
-		if len(path) > 0 {
-			names = append(names, lineName{bar{strings.TrimPrefix(c.Name, "hot row, ") + " · " + c.Server, true, 0}, end})
-		}
+		c.series = append(c.series, one)
 	}
-	s.lineNames(width-right+8, names)
-	return s.end()
+	return c.draw()
 }
 
 // awayBy says how far away a server is.
