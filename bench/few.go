@@ -45,7 +45,10 @@ func fewConnections(on string) (all []contender) {
 				if err != nil {
 					return nil, err
 				}
-				return &work{func(ctx context.Context, worker int, _ string) error { return do(ctx, db, worker) }, []func() error{db.Close}}, nil
+				return &work{
+					do:    func(ctx context.Context, worker int, _ string) error { return do(ctx, db, worker) },
+					close: []func() error{db.Close},
+				}, nil
 			},
 		})
 	}
@@ -64,10 +67,7 @@ func fewConnections(on string) (all []contender) {
 			return [...]func(context.Context, *sql.DB, string, int) error{decide, decideInDo, decideInTx}[worker/4%3](ctx, db, fmt.Sprint(product, id), id)
 		})
 	}
-	query := func(ctx context.Context, db *sql.DB, _ int) error {
-		var stock int64
-		return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
-	}
+	query := func(ctx context.Context, db *sql.DB, _ int) error { return readStock(ctx, db) }
 	add(apart, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return sellAfter(ctx, db, 1, 0) })
 	add(apartLocked, unbounded, func(ctx context.Context, db *sql.DB, _ int) error {
 		ctx, cancel := context.WithCancel(ctx)

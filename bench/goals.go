@@ -94,6 +94,9 @@ var goals = []goal{
 	{hotAim(inBegin, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inBegin+fewEach, handLocked+fewEach)},
 	{hotAim(inHotDo, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inHotDo+fewEach, handLocked+fewEach)},
 	{hotAim(apartJoined, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, apartJoined+fewEach, handLocked+fewEach)},
+	{pingAim(inBegin), 1, false, pinged(inBegin)},
+	{pingAim(inHotDo), 1, false, pinged(inHotDo)},
+	{pingAim(apartJoined), 1, false, pinged(apartJoined)},
 	{"row, 64 goroutines that sell one product in Do, sales a second against GET_LOCK on pinned connections", 1, true, func(r *record, on string) float64 {
 		return r.ratio(label{busy, 64, 0, "transaction, " + inDo, on}, label{busy, 64, 0, "transaction, " + getLock, on}, rate)
 	}},
@@ -315,6 +318,18 @@ func hotAim(way, where string) string {
 func hotRate(workload string, n int, delay time.Duration, way, byHand string) func(*record, string) float64 {
 	return func(r *record, on string) float64 {
 		return r.ratio(label{workload, n, delay, way, on}, label{workload, n, delay, byHand, on}, rate)
+	}
+}
+
+// pingAim is what the goal for pings beside a way to sell is called.
+func pingAim(way string) string {
+	return "a " + way + ", 3 processes of 100, 5 keys, for a second each, 99 of 100 pings beside it, time against FOR UPDATE by hand"
+}
+
+// pinged is how long 99 of 100 pings beside a rush took at most, against FOR UPDATE by hand.
+func pinged(way string) func(*record, string) float64 {
+	return func(r *record, on string) float64 {
+		return r.ratio(label{rush, 100, 0, way + fewEach, on}, label{rush, 100, 0, handLocked + fewEach, on}, pingLate)
 	}
 }
 

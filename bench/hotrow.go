@@ -58,7 +58,7 @@ func hotRows(on string) (all []contender) {
 					db.SetMaxOpenConns(17)
 					db.SetMaxIdleConns(17)
 				}
-				return &work{func(ctx context.Context, worker int, key string) error {
+				return &work{do: func(ctx context.Context, worker int, key string) error {
 					if n.Rush == 0 {
 						return sell(ctx, db, key, 1)
 					}
@@ -70,7 +70,7 @@ func hotRows(on string) (all []contender) {
 						return errGaveUp
 					}
 					return err
-				}, []func() error{db.Close}}, nil
+				}, close: []func() error{db.Close}, beside: besideOf(db)}, nil
 			}
 			all = append(all, c)
 		}

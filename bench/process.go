@@ -36,6 +36,7 @@ type order struct {
 	Lasting  time.Duration // load
 	Patience time.Duration // load
 	Times    int           // load: how often each goroutine takes it; 0 is as often as it can
+	Beside   time.Duration // load: how often a ping and a read are begun beside it; 0 is never
 	Locks    int           // hold
 }
 
@@ -53,6 +54,7 @@ type report struct {
 	Starved       int           // goroutines that got nothing before the end
 	GaveUp        int           // calls that did not wait until they had it
 	Allocations   float64       // for each grant
+	Beside        timed
 
 	waits []float64 // of one goroutine that had them all, in ns
 
@@ -192,6 +194,7 @@ func (s *stand) load(ctx context.Context, o order) (r report, err error) {
 		mu     sync.Mutex
 		inside atomic.Int32
 		waits  []float64 // in ns
+		beside timed
 	)
 	time.Sleep(time.Until(o.Begin))
 	before := allocations()
@@ -218,7 +221,11 @@ func (s *stand) load(ctx context.Context, o order) (r report, err error) {
 			}
 		})
 	}
+	if w, ok := s.client.(*work); ok && o.Beside > 0 {
+		beside, err = w.beside.begin(ctx, o.Beside, end)
+	}
 	all.Wait()
+	r.Beside = beside
 	r.Lasted = time.Since(o.Begin)
 	r.Late = time.Duration(quantile(waits, 0.99))
 	r.Allocations = float64(allocations()-before) / float64(max(1, r.All))
@@ -292,6 +299,8 @@ func (r *report) add(o report) {
 	r.Longest = max(r.Longest, o.Longest)
 	r.Starved += o.Starved
 	r.GaveUp += o.GaveUp
+	r.Beside.Pings = append(r.Beside.Pings, o.Beside.Pings...)
+	r.Beside.Reads = append(r.Beside.Reads, o.Beside.Reads...)
 }
 
 // touch takes many locks and gives each back at once.

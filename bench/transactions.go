@@ -40,8 +40,9 @@ func selling(names ...string) []string {
 
 // work is a contender's client that does all of its work in Lock.
 type work struct {
-	do    func(ctx context.Context, worker int, key string) error
-	close []func() error
+	do     func(ctx context.Context, worker int, key string) error
+	close  []func() error
+	beside *beside // nil where nothing is measured beside it
 }
 
 func (w *work) Lock(ctx context.Context, worker int, key string) (func() error, error) {
@@ -66,7 +67,7 @@ func transactions(on string) (all []contender) {
 				if err != nil {
 					return nil, err
 				}
-				return &work{func(ctx context.Context, _ int, key string) error { return do(ctx, db, key) }, []func() error{db.Close}}, nil
+				return &work{do: func(ctx context.Context, _ int, key string) error { return do(ctx, db, key) }, close: []func() error{db.Close}}, nil
 			},
 		})
 	}
@@ -119,13 +120,13 @@ func around(rival contender, on string) contender {
 			if err != nil {
 				return nil, errors.Join(err, db.Close())
 			}
-			return &work{func(ctx context.Context, worker int, key string) error {
+			return &work{do: func(ctx context.Context, worker int, key string) error {
 				release, err := locks.Lock(ctx, worker, key)
 				if err != nil {
 					return err
 				}
 				return errors.Join(sell(ctx, db, nil), release())
-			}, []func() error{locks.Close, db.Close}}, nil
+			}, close: []func() error{locks.Close, db.Close}}, nil
 		},
 	}
 }
@@ -197,10 +198,7 @@ func plainWork(on string) (all []contender) {
 				if err != nil {
 					return nil, err
 				}
-				return &work{func(ctx context.Context, _ int, _ string) error {
-					var stock int64
-					return db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = ?", 1).Scan(&stock)
-				}, []func() error{db.Close}}, nil
+				return &work{do: func(ctx context.Context, _ int, _ string) error { return readStock(ctx, db) }, close: []func() error{db.Close}}, nil
 			},
 		})
 	}

@@ -53,6 +53,8 @@ const (
 	waitMean    = "mean wait µs"
 	waitLongest = "longest µs" // wait of all
 	waitLate    = "99 % within µs"
+	pingLate    = "ping, 99 % within ms" // beside the load, through the same handle
+	readLate    = "unlocked read, 99 % within ms"
 	statements  = "requests"    // of the lock's server for each grant
 	gotNothing  = "got nothing" // goroutines
 	gaveUp      = "gave up"     // calls, of all
@@ -107,7 +109,10 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: fullBudget, names: fullNames, workers: 64, own: true, lasting: 300 * time.Millisecond, epochs: 3, rounds: 8},
 		{workload: hotRow, names: hotRowNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 6},
 		{workload: hotRow, names: hotRowFew, processes: 3, workers: 8, lasting: 2 * hotRound, epochs: 1, rounds: 5},
-		{workload: rush, names: hotRowFew, processes: 3, workers: 100, rush: inRush, lasting: 3 * time.Second, epochs: 1, rounds: 3},
+		{
+			workload: rush, names: hotRowFew, processes: 3, workers: 100, rush: inRush, beside: besideEvery,
+			lasting: 3 * time.Second, epochs: 1, rounds: 3,
+		},
 		{workload: distinct, names: ownKeys, workers: 64, own: true, lasting: 200 * time.Millisecond, epochs: 1, rounds: 5},
 		{workload: processes, names: loaded, processes: 4, workers: 16, lasting: 600 * time.Millisecond, epochs: 1, rounds: 3},
 	}
@@ -239,6 +244,7 @@ type loads struct {
 	own       bool
 	times     int           // each goroutine takes it; 0 is as often as it can
 	rush      time.Duration // each call is ready to wait for so long; 0 is for as long as it takes
+	beside    time.Duration // how often a ping and a read are begun beside it, in rounds of their own; 0 is never
 	lasting   time.Duration
 	epochs    int // everything is opened anew, since one connection can be faster than another
 	rounds    int // in each epoch
@@ -264,14 +270,14 @@ func (b *bench) loads(w loads) error {
 	}
 	for range b.times(w.epochs) {
 		if err := b.inProcesses(w.processes, all, n, func(ps []*process) error {
-			turn := func(c contender, lasting time.Duration) ([]report, float64, error) {
+			turn := func(c contender, lasting, beside time.Duration) ([]report, float64, error) {
 				return b.load(ps, c, order{
 					Do: "load", Contender: c.String(), Key: product, Workers: w.workers, Own: w.own,
-					Begin: time.Now().Add(pauseToTurn), Lasting: lasting, Patience: wait, Times: w.times,
+					Begin: time.Now().Add(pauseToTurn), Lasting: lasting, Patience: wait, Times: w.times, Beside: beside,
 				})
 			}
 			warm := w.lasting/2 + 10*b.delay
-			if err := b.inTurns(1, all, func(c contender) error { _, _, err := turn(c, warm); return err }); err != nil {
+			if err := b.inTurns(1, all, func(c contender) error { _, _, err := turn(c, warm, 0); return err }); err != nil {
 				return err
 			}
 			rounds := w.rounds
@@ -279,12 +285,17 @@ func (b *bench) loads(w loads) error {
 				rounds = 1
 			}
 			return b.inTurns(rounds, all, func(c contender) error {
-				reports, asked, err := turn(c, w.lasting)
+				reports, asked, err := turn(c, w.lasting, 0)
 				if err != nil {
 					return err
 				}
 				b.fileLoad(w, c, reports, asked)
-				return nil
+				if w.beside > 0 {
+					if reports, _, err = turn(c, w.lasting, w.beside); err == nil {
+						b.fileBeside(w, c, reports)
+					}
+				}
+				return err
 			})
 		}); err != nil {
 			return fmt.Errorf("%s: %w", w.workload, err)
@@ -375,6 +386,25 @@ func (b *bench) fileLoad(w loads, c contender, reports []report, asked float64) 
 	if len(shares) > 1 {
 		file(shareLeast, float64(slices.Min(shares))/float64(slices.Max(shares)))
 	}
+}
+
+// fileBeside files how long pings and reads took, of all processes together.
+func (b *bench) fileBeside(w loads, c contender, reports []report) {
+	var sum report
+	for _, r := range reports {
+		sum.add(r)
+	}
+	b.file(w.workload, w.workers, c, pingLate, within(sum.Beside.Pings))
+	b.file(w.workload, w.workers, c, readLate, within(sum.Beside.Reads))
+}
+
+// within is how many milliseconds 99 of 100 took at most.
+func within(took []time.Duration) float64 {
+	var all []float64
+	for _, d := range took {
+		all = append(all, micros(d)/1000)
+	}
+	return quantile(all, 0.99)
 }
 
 // handoffs has one process wait for what another holds, and measures how long
