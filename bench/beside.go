@@ -43,7 +43,7 @@ func (b *beside) begin(ctx context.Context, every time.Duration, end time.Time) 
 }
 
 // beginEach begins a call every so often until end, also while earlier ones wait for their answer, and returns how long each
-// took. A call that has none when ctx ends has taken until then.
+// took. One is begun however late it is. A call that has no answer when ctx ends has taken until then.
 func beginEach(
 	ctx context.Context, every time.Duration, end time.Time, call func(context.Context) error,
 ) (took []time.Duration, err error) {
@@ -51,8 +51,7 @@ func beginEach(
 		all sync.WaitGroup
 		mu  sync.Mutex
 	)
-	for next := time.Now(); next.Before(end) && ctx.Err() == nil; next = next.Add(every) {
-		time.Sleep(time.Until(next))
+	for next := time.Now(); ; {
 		all.Go(func() {
 			start := time.Now()
 			failed := call(ctx)
@@ -63,6 +62,10 @@ func beginEach(
 				err = failed
 			}
 		})
+		if next = next.Add(every); !next.Before(end) || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(time.Until(next))
 	}
 	all.Wait()
 	return took, err
