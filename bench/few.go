@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
@@ -20,6 +21,8 @@ const (
 	onFourKeysFew = "four keys, maxConns=6"
 	apart         = "read, then write; unlocked"
 	apartLocked   = "read, then write; mysqllock"
+	wrote         = "a write; unlocked"
+	wroteLocked   = "a write; mysqllock"
 	queryBounded  = "query, SetMaxOpenConns(25)"
 	queryBudget   = "query, maxConns=25"
 	fullPlain     = "transaction, SetMaxOpenConns(25)"
@@ -32,6 +35,7 @@ var (
 	boundedNames  = []string{queryBounded, queryBudget}
 	fullNames     = []string{fullPlain, fullLocked}
 	apartNames    = []string{apart, apartLocked}
+	wroteNames    = []string{wrote, wroteLocked}
 )
 
 // fewConnections are those who share one budget of connections, and what they are
@@ -39,7 +43,7 @@ var (
 func fewConnections(on string) (all []contender) {
 	add := func(name string, open func(address string, n size) (*sql.DB, error), do func(ctx context.Context, db *sql.DB, worker int) error) {
 		all = append(all, contender{
-			Name: name, Server: on, Ours: name != apart && name != queryBounded && name != fullPlain,
+			Name: name, Server: on, Ours: !slices.Contains([]string{apart, wrote, queryBounded, fullPlain}, name),
 			open: func(_ context.Context, at addresses, n size) (client, error) {
 				db, err := open(at[on], n)
 				if err != nil {
@@ -74,6 +78,8 @@ func fewConnections(on string) (all []contender) {
 		defer cancel()
 		return sellAfter(lockctx.With(ctx, product), db, 1, 0)
 	})
+	add(wrote, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return write(ctx, db) })
+	add(wroteLocked, unbounded, func(ctx context.Context, db *sql.DB, _ int) error { return write(lockctx.With(ctx, product), db) })
 	plain := func(address string, n size) (*sql.DB, error) {
 		db, err := openPlain(address, n)
 		if err == nil {
@@ -112,6 +118,12 @@ func sellAfter(ctx context.Context, q querier, id int, thinks time.Duration) err
 	}
 	time.Sleep(thinks)
 	_, err := q.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = ?", stock-1, id)
+	return err
+}
+
+// write is one statement without arguments, which the driver can put beside its own in one text.
+func write(ctx context.Context, q querier) error {
+	_, err := q.ExecContext(ctx, "UPDATE products SET stock = stock - 1 WHERE id = 1")
 	return err
 }
 

@@ -88,6 +88,10 @@ func (r *record) tables() string {
 	say("A SELECT and an UPDATE of the same row, by one goroutine: two round trips without a lock. Under a row lock the SELECT waits for BEGIN with the lock, and the UPDATE is followed by COMMIT.")
 	b.WriteString(r.table(apartNames, nearAndFar(decision, apart)))
 
+	say("### A write without a transaction")
+	say("`UPDATE products SET stock = stock - 1 WHERE id = 1`, by one goroutine: one round trip without a lock. It has no arguments, so the driver can put it beside its own statements.")
+	b.WriteString(r.table(wroteNames, nearAndFar(oneWrite, wrote)))
+
 	say("### Without a hint")
 	say("The same work on the bare driver and on mysqllock where the context has no hint.")
 	b.WriteString(r.table(plainNames, []column{

@@ -37,6 +37,7 @@ const (
 	transaction = "transaction"
 	busy        = "one product"
 	decision    = "read, then write"
+	oneWrite    = "one write"
 	withoutHint = "without a hint"
 	oneKey      = "one key, few connections"
 	fourKeys    = "four keys, few connections"
@@ -102,6 +103,7 @@ func (b *bench) all(delays []time.Duration) error {
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 60 * time.Millisecond, epochs: 3, rounds: 6},
 		{workload: busy, names: busyNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 4},
 		{workload: decision, names: apartNames, workers: 1, lasting: 60 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: oneWrite, names: wroteNames, workers: 1, lasting: 60 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: withoutHint, names: plainNames, workers: 1, lasting: 40 * time.Millisecond, epochs: 60, rounds: 5},
 		{workload: oneKey, names: oneKeyNames, workers: 100, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: fourKeys, names: fourKeysNames, workers: 24, own: true, lasting: 500 * time.Millisecond, epochs: 2, rounds: 5},
@@ -160,6 +162,7 @@ func (b bench) far(delay time.Duration) (err error) {
 		{workload: uncontended, names: alone, workers: 1, own: true, lasting: 60 * time.Millisecond, epochs: 2, rounds: 4},
 		{workload: transaction, names: transactionNames(), workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: decision, names: apartNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
+		{workload: oneWrite, names: wroteNames, workers: 1, lasting: 80 * time.Millisecond, epochs: 2, rounds: 5},
 		{workload: hotRow, names: hotRowNames, workers: 64, lasting: hotRound, epochs: 1, rounds: 6},
 	}
 	if !b.short {
