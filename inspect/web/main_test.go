@@ -108,7 +108,6 @@ type data struct {
 	Waiting   int
 	Longest   int64
 	Deadlocks *uint64
-	Circles   int
 	Losses    struct {
 		Total  uint64
 		Since  int64
@@ -125,7 +124,6 @@ type lock struct {
 	Remaining              int64
 	Token                  uint64
 	Nameless, Releasable   bool
-	Circle                 bool
 	Why                    string
 	Waiting                int
 	Holders, Waiters       []struct {

@@ -149,7 +149,7 @@ func (s *sampler) run(ctx context.Context) {
 	for s.sleep(ctx) {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, lookBound)
-		snap, err := s.inspector.Snapshot(limited, inspect.Filter{Deadlocks: true})
+		snap, err := s.inspector.Snapshot(limited, inspect.Filter{Deadlocks: true, Forced: s.own})
 		cancel()
 		if ctx.Err() != nil {
 			return

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
@@ -13,6 +14,8 @@ type tracker struct {
 	waits     map[wait]time.Time // since when, by the server's clock
 	lapses    record.Lapses
 	deadlocks counter
+	holders   map[string]string // of the leases in the look before, by lock
+	forced    map[string]uint64 // tokens of the leases that were taken away, by lock; nil before the first look
 }
 
 // wait is that a connection waits for a lease. While the token is the same nobody
@@ -28,7 +31,7 @@ func newTracker() *tracker {
 }
 
 // follow completes the waits in the snapshot, which took so long, and returns the leases that have run
-// out since the last one.
+// out, or were taken away, since the last one.
 func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []loss) {
 	waits := make(map[wait]time.Time)
 	for i := range snap.Locks {
@@ -53,7 +56,37 @@ func (t *tracker) follow(snap *inspect.Snapshot, took time.Duration) (lapsed []l
 	for _, l := range t.lapses.Follow(snap, took) {
 		lapsed = append(lapsed, newLoss(l))
 	}
-	return lapsed
+	return append(lapsed, t.taken(snap)...)
+}
+
+// taken returns the leases that were taken away by force since the look before.
+func (t *tracker) taken(snap *inspect.Snapshot) (lost []loss) {
+	if hidden, _ := snap.Incomplete(hint.StrategyLease); hidden { // not all of them are told
+		return nil
+	}
+	forced, holders := make(map[string]uint64), make(map[string]string)
+	for i := range snap.Forced {
+		l := &snap.Forced[i]
+		lock, f := id(*l), l.Forced
+		forced[lock] = f.Token
+		if t.forced == nil || t.forced[lock] == f.Token {
+			continue
+		}
+		why := fmt.Sprintf("it was taken away by %s in process %s", f.Account, f.Process)
+		if f.Reason != "" {
+			why += ": " + f.Reason
+		}
+		lost = append(lost, loss{
+			at: time.Now(), keys: []string{l.Key}, Key: newLockView(*l).Key, Strategy: hint.StrategyLease, Who: t.holders[lock], Why: printable(why),
+		})
+	}
+	for i := range snap.Locks {
+		if l := &snap.Locks[i]; l.Strategy == hint.StrategyLease && len(l.Holders.List) > 0 {
+			holders[id(*l)] = printable(l.Holders.List[0].Program)
+		}
+	}
+	t.forced, t.holders = forced, holders
+	return lost
 }
 
 // newLoss is that of a lease that has run out.
@@ -66,10 +99,11 @@ func newLoss(l inspect.Lock) loss {
 }
 
 // lose forgets what would be taken for the present after a time in which nobody looked: the count of
-// deadlocks, and who had a lease.
+// deadlocks, who had a lease, and which were taken away.
 func (t *tracker) lose() {
 	t.deadlocks = counter{}
 	t.lapses = record.Lapses{}
+	t.forced, t.holders = nil, nil
 }
 
 // counter follows one of somebody else's.

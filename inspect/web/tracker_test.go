@@ -42,7 +42,18 @@ func waiter(conn uint64, seconds float64) inspect.Waiter {
 	return inspect.Waiter{Client: inspect.Client{ConnectionID: conn}, Least: time.Duration(seconds * float64(time.Second))}
 }
 
-func TestOnlyALeaseThatRanOutIsLost(t *testing.T) {
+// forced is the snapshot with a lease that was taken away.
+func forced(token uint64, snap *inspect.Snapshot) *inspect.Snapshot {
+	snap.Forced = []inspect.Lock{{
+		Strategy: "lease", Namespace: "shop", Key: "k", Name: "k", Stripe: -1,
+		Forced: &inspect.Forced{Token: token, Account: "root@web-1", Process: "web-1:7:mysqllock", Reason: "hangs"},
+	}}
+	return snap
+}
+
+// TestALeaseIsLostThatRanOutOrWasTakenAway: and no other, and each once.
+func TestALeaseIsLostThatRanOutOrWasTakenAway(t *testing.T) {
+
 	tests := []struct {
 		name  string
 		snaps []*inspect.Snapshot
@@ -59,7 +70,9 @@ func TestOnlyALeaseThatRanOutIsLost(t *testing.T) {
 		{"a short one, given back", []*inspect.Snapshot{at(0, leased(1, 0, 1)), at(1, leased(1, 1, 1.7)), at(2)}, 0},
 		{"nobody looked for long", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(100)}, 0},
 		{"kept for MinHold", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(1, left(leased(1, 1, 3))), at(2.9, left(leased(1, 2.9, 3))), at(4)}, 0},
-		{"broken", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(20, leased(1, 20, 30)), at(21, leased(3, 21, 51))}, 0},
+		{"broken by hand", []*inspect.Snapshot{at(0, leased(1, 0, 30)), at(20, leased(1, 20, 30)), at(21, leased(3, 21, 51))}, 0},
+		{"taken away", []*inspect.Snapshot{at(0, leased(1, 0, 30)), forced(1, at(1, leased(3, 1, 31))), forced(1, at(2, leased(3, 2, 31)))}, 1},
+		{"taken away before anybody looked", []*inspect.Snapshot{forced(1, at(0, leased(3, 0, 30))), forced(1, at(1, leased(3, 1, 30)))}, 0},
 	}
 	for _, test := range tests {
 		tracker := newTracker()

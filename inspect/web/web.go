@@ -50,8 +50,8 @@
 // Who waits for another lock asks again after the lockTTL, from which it counts anew.
 //
 // Losses are those of the process whose [Losses] the page was given. Without, they
-// are leases that the page has seen run out without being renewed or given back: of
-// all processes, but only while somebody looked, or with [Options.Background], and no
+// are leases that the page has seen run out without being renewed or given back, or
+// taken away by force: of all processes, but only while somebody looked, or with [Options.Background], and no
 // others than leases. If the account cannot read these, the losses are not known.
 //
 // Deadlocks are those that the server has broken, of all who use it.

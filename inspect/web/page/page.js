@@ -167,7 +167,7 @@ function render() {
   const lost = view.losses.recent.filter(recent).length;
   const older = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // which are not remembered
   if (view.losses.total === null) figure("losses", null, "not known: the account cannot read the leases");
-  else figure("losses", lost, hello.seen ? `${watched()}leases that ran out while held, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
+  else figure("losses", lost, hello.seen ? `${watched()}leases that ran out while held, or were taken away, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
   renderPlots();
   renderLocks();
   renderHot();
