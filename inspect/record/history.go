@@ -2,7 +2,11 @@ package record
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -13,7 +17,7 @@ type Moment struct {
 	// Known says that the recorder looked at that time. Else nobody knows who held and waited then, and Holders and
 	// Waiters are empty.
 	Known   bool    `json:"known"`
-	Gaps    string  `json:"gaps,omitempty"` // what the recorder did not see
+	Gaps    string  `json:"gaps,omitempty"` // what the recorder did not see, at any time or then
 	Holders []Event `json:"holders"`
 	Waiters []Event `json:"waiters"` // the longest wait first
 	Around  []Event `json:"around"`  // what happened at the keys around that time, and deadlocks
@@ -24,10 +28,12 @@ type Moment struct {
 func At(path string, at time.Time, around time.Duration, namespace string, keys ...string) (*Moment, error) {
 	m := &Moment{Time: at, Holders: []Event{}, Waiters: []Event{}, Around: []Event{}}
 	state := make(map[string]Event)
+	in := contents{make(map[string]bool), make(map[string]bool)}
 	over := false // the record has come to a later time
 	last := time.Time{}
 	err := Read(path, func(e Event) {
 		asked := (len(keys) == 0 || slices.Contains(keys, e.Key)) && (namespace == "" || e.Namespace == "" || e.Namespace == namespace)
+		in.add(e, namespace)
 		near := e.Time.Sub(at).Abs() <= around
 		if near && (e.What == Deadlocks || e.Key != "" && asked || e.What == Began || e.What == Ended || e.What == Failed) {
 			m.Around = append(m.Around, e)
@@ -78,6 +84,7 @@ func At(path string, at time.Time, around time.Duration, namespace string, keys 
 			}
 		}
 	}
+	m.Gaps = in.lacking(m.Gaps, namespace, keys)
 	order := func(a, b Event) int {
 		return cmp.Or(cmp.Compare(a.Key, b.Key), a.Since.Compare(*b.Since), cmp.Compare(a.party(), b.party()))
 	}
@@ -85,6 +92,41 @@ func At(path string, at time.Time, around time.Duration, namespace string, keys 
 	slices.SortFunc(m.Waiters, order)
 	slices.SortStableFunc(m.Around, func(a, b Event) int { return a.Time.Compare(b.Time) })
 	return m, nil
+}
+
+// contents is of what the record tells, at whatever time.
+type contents struct{ namespaces, keys map[string]bool }
+
+func (c contents) add(e Event, namespace string) {
+	if e.Key != "" || len(e.Name) > 0 {
+		c.namespaces[e.Namespace] = true
+		c.keys[e.Key] = c.keys[e.Key] || namespace == "" || e.Namespace == namespace
+	}
+}
+
+// lacking completes gaps by what was asked for and is not in the record at all: it may be misspelt.
+func (c contents) lacking(gaps, namespace string, keys []string) string {
+	note := func(text string) {
+		if gaps != "" {
+			gaps += "; "
+		}
+		gaps += text
+	}
+	if namespace != "" && len(c.namespaces) > 0 && !c.namespaces[namespace] {
+		var names []string
+		for _, name := range slices.Sorted(maps.Keys(c.namespaces)) {
+			names = append(names, strconv.Quote(name))
+		}
+		note(fmt.Sprintf("the record has no key of the namespace %q, but of %s: see whether it is spelt right",
+			namespace, strings.Join(names, ", ")))
+		return gaps
+	}
+	for _, key := range keys {
+		if !c.keys[key] {
+			note(fmt.Sprintf("the record has nothing of %q at any time: see whether it is spelt right", key))
+		}
+	}
+	return gaps
 }
 
 // gapsOf is what an event of Began says that is not seen; "" if it is of a new file only.

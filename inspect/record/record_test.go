@@ -93,6 +93,10 @@ func TestEachTimeIsToldAsItWas(t *testing.T) {
 	if len(m.Holders) > 0 || slices.ContainsFunc(m.Around, func(e Event) bool { return e.Key != "" }) {
 		t.Errorf("of another namespace it tells %+v", m)
 	}
+	dbtest.Equal(t, "of another namespace it says %q", m.Gaps, `the record has no key of the namespace "another", but of "shop": see whether it is spelt right`)
+	m, err = At(path, after(15), time.Minute, "shop", "a", "aa")
+	dbtest.OK(t, err)
+	dbtest.Equal(t, "of a key that is not there it says %q", m.Gaps, `the record has nothing of "aa" at any time: see whether it is spelt right`)
 }
 
 // TestAWaiterForASlotCountsOnce: it waits for one at a time.

@@ -69,7 +69,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 			r.note(Event{What: Ended})
 			return r.write()
 		case err != nil && !failing:
-			r.note(Event{What: Failed, Text: err.Error()})
+			r.note(Event{Time: start.UTC(), What: Failed, Text: err.Error()}) // nothing is known of the time for which it has waited
 			r.forget()
 		case err == nil:
 			if !began {
@@ -107,7 +107,7 @@ func gaps(snap *inspect.Snapshot) (text string) {
 // note has the event written, with the time of the last look if it has none.
 func (r *Recorder) note(e Event) {
 	if e.Time.IsZero() {
-		if e.Time = r.last; e.Time.IsZero() || e.What == Failed || e.What == Ended {
+		if e.Time = r.last; e.Time.IsZero() || e.What == Ended {
 			e.Time = time.Now().UTC()
 		}
 	}

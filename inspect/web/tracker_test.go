@@ -53,7 +53,6 @@ func forced(token uint64, snap *inspect.Snapshot) *inspect.Snapshot {
 
 // TestALeaseIsLostThatRanOutOrWasTakenAway: and no other, and each once.
 func TestALeaseIsLostThatRanOutOrWasTakenAway(t *testing.T) {
-
 	tests := []struct {
 		name  string
 		snaps []*inspect.Snapshot
