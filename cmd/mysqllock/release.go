@@ -103,12 +103,12 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 	if err != nil {
 		return err
 	}
-	all := snap.Held()
+	all, unused := snap.Held(), slices.ContainsFunc(snap.Locks, func(l inspect.Lock) bool { return l.Used == inspect.Value(false) })
 	snap.Locks = slices.DeleteFunc(snap.Locks, func(l inspect.Lock) bool {
 		return len(l.Holders.List) == 0 || b.slot >= 0 && l.Slot != b.slot
 	})
 	if len(snap.Locks) == 0 {
-		return b.nothing(all)
+		return b.nothing(all, unused)
 	}
 	if err := b.whichSlot(snap); err != nil {
 		return err
@@ -139,15 +139,19 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 	return nil
 }
 
-// nothing is the error if there is nothing to release, of as many locks as are held.
-func (b *breaking) nothing(held inspect.Count) error {
+// nothing is the error if there is nothing to release, of as many locks as are held. unused: the key has no row.
+func (b *breaking) nothing(held inspect.Count, unused bool) error {
 	what := strconv.Quote(b.key)
 	if b.slot >= 0 {
 		what = fmt.Sprintf("slot %d of %q", b.slot, b.key)
 	}
 	switch {
+	case !held.More && unused:
+		return fmt.Errorf("nobody holds %s, which was %s", what, neverUsed)
 	case !held.More:
 		return fmt.Errorf("nobody holds %s", what)
+	case unused:
+		return fmt.Errorf("nobody is seen to hold %s, which was %s; \"mysqllock show\" tells what cannot be seen", what, neverUsed)
 	case b.try:
 		return fmt.Errorf("nobody is seen to hold %s; \"mysqllock show\" tells what cannot be seen", what)
 	}
