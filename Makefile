@@ -97,8 +97,8 @@ matrix: servers ## Each strategy × way of use × server × kind of connection �
 random: servers ## 2,000 random programs on each kind of handle and server, or RANDOM_PROGRAMS of them from SEED on, which must see what they see on the plain driver; "make test" runs 20
 	go test -race -count 1 -v -timeout 120m ./internal/parity -parity.programs=$${RANDOM_PROGRAMS:-2000} -parity.seed=$${SEED:-$$(date +%s)}
 
-scene: servers ## What ls, show, the page and errors say of seven keys, for 75 seconds, against the truth
-	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestNoToolSaysWhatIsNotSo .
+scene: servers ## What ls, show, the page, history and errors say of seven keys, for 75 seconds, and of holders in trouble, against the truth
+	cd cmd/mysqllock && MYSQLLOCK_TEST_SCENE=$${SCENE_TIME:-75s} go test -race -count 1 -v -timeout 20m -run TestNoTool .
 
 # The earlier version is of the repository's history: a checkout without it fails here.
 rolling: servers ## Programs of an earlier version, OLD, and of this one sell side by side, each strategy, in both orders, with and without the procedures of the earlier one; in "make test" both are of this version

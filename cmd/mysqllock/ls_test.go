@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,7 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/mysqllock/mysqllock"
+	"github.com/mysqllock/mysqllock/inspect/record"
+	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -154,14 +159,14 @@ func TestAWatchGoesOnWhenTheServerWasGone(t *testing.T) {
 	})
 }
 
-// TestACommandEndsWhenTheServerIsSilent: the server does not answer from the beginning, or in the
-// middle. A command says soon what it waits for.
-func TestACommandEndsWhenTheServerIsSilent(t *testing.T) {
+// TestASilentServerIsNoCalm: the server does not answer, from the beginning, or in the middle. A command says soon what it waits
+// for, and fails. The page and history tell what was before, and since when nothing is known; a caller is told that nobody knows.
+func TestASilentServerIsNoCalm(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Lease(5*time.Minute))
 		var commands []*command
 		for _, asks := range []string{"", "FROM `" + s.Name + "`.`mysqllock`"} {
-			for _, args := range [][]string{{"ls"}, {"show", "k"}, {"doctor"}} {
+			for _, args := range [][]string{{"ls"}, {"ls", "--top"}, {"show", "k"}, {"release", "k", "--force", "--yes"}, {"doctor"}} {
 				cfg := s.Config()
 				proxy := dbtest.StartProxy(t, cfg.Addr)
 				cfg.Addr = proxy.Addr()
@@ -173,6 +178,7 @@ func TestACommandEndsWhenTheServerIsSilent(t *testing.T) {
 				commands = append(commands, s.command(append(args, "--dsn", cfg.FormatDSN())...).start())
 			}
 		}
+		s.behindSilence()
 		for _, c := range commands {
 			c.must(exitFailure)
 			lines := strings.Split(strings.TrimSpace(c.errs.String()), "\n")
@@ -181,6 +187,42 @@ func TestACommandEndsWhenTheServerIsSilent(t *testing.T) {
 			}
 		}
 	})
+}
+
+// behindSilence looks at the tools that have looked before the server fell silent. What a browser shows is in webtest.
+func (s *scratch) behindSilence() {
+	t := s.T
+	t.Helper()
+	proxy := dbtest.StartProxy(t, s.Config().Addr)
+	ts := newScratch(s.Changed(func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "tcp", proxy.Addr() })).tools(web.Options{})
+	dbtest.Soon(t, "the holder is recorded", func() bool { return len(ts.moment(time.Now()).Holders) == 1 })
+	if len(ts.view().Locks) != 1 {
+		t.Error("the page does not show the holder")
+	}
+	proxy.Block()
+	silent := time.Now()
+	_, err := mysqllock.Acquire(t.Context(), ts.asker, "k", lockctx.Lease(5*time.Minute), lockctx.NoWait())
+	if !errors.Is(err, mysqllock.ErrNoAnswer) || errors.Is(err, mysqllock.ErrLocked) {
+		t.Errorf("a caller is told %v", err)
+	}
+	dbtest.Says(t, err, "the server has not answered")
+	failed := ts.events(func(event string, _ viewed) bool { return event == "failed" })
+	if !strings.Contains(failed.Error, "has not answered since") {
+		t.Errorf("the page says %+v", failed)
+	}
+	if old := ts.events(func(event string, _ viewed) bool { return event == "hello" }); old.Age < 1 || old.Age < time.Since(silent).Milliseconds()-5000 {
+		t.Errorf("what the page shows to who comes later is %d ms old, and the server has been silent for %v", old.Age, time.Since(silent))
+	}
+	var m record.Moment
+	dbtest.Soon(t, "history does not know what is so now", func() bool { m = ts.moment(time.Now()); return !m.Known })
+	if !slices.ContainsFunc(m.Around, func(e record.Event) bool {
+		return e.What == record.Failed && strings.Contains(e.Text, "has not answered since")
+	}) {
+		t.Errorf("history does not tell why: %+v", m.Around)
+	}
+	if m = ts.moment(silent.Add(3 * time.Second)); m.Known { // longer than from one look to the next
+		t.Errorf("of a time at which the recorder waited for an answer history tells %+v", m)
+	}
 }
 
 // TestOutputIsWritten: what could not be written is a failure, and the name of the program is said once.

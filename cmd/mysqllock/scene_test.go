@@ -47,6 +47,7 @@ func acts() map[string]act {
 // neighbour has used other keys, new ones, whose rows split the index pages of the scene's, and has one.
 func sceneJobs() dbtest.Jobs {
 	return dbtest.Jobs{
+		"player": play,
 		"holder": func(db *sql.DB, in *bufio.Scanner) {
 			fmt.Println(os.Getpid())
 			for key, of := range acts() {
@@ -103,18 +104,42 @@ type told struct {
 	waiters      []string // who they are; "" is not known
 	holders      []string
 	nobody       bool // holds it
+
+	heldLeast, held float64 // for how long
+	inOrder         bool    // the waiters are in the server's queue
+	more            bool    // there may be more of them
+	circle          bool    // it is in a circle of waits
+	left            float64 // of a lease
+	text            string  // in which it says more
+}
+
+// tools are those that people on call have.
+type tools struct {
+	*scratch
+	page   *httptest.Server
+	record string  // the file that a recorder writes
+	asker  *sql.DB // a process that asks for keys
+}
+
+// tools has a recorder and a page look at the server.
+func (s *scratch) tools(o web.Options) *tools {
+	s.T.Helper()
+	i, err := inspect.New(s.root, inspect.Options{})
+	dbtest.OK(s.T, err)
+	page := web.New(i, o)
+	ts := &tools{scratch: s, page: httptest.NewServer(page), record: s.file("locks.jsonl"), asker: s.process("asker")}
+	s.T.Cleanup(func() { page.Close(); ts.page.Close() })
+	s.command("record", "--to", ts.record, "--every", "1s").start()
+	return ts
 }
 
 // scene is what is known of it.
 type scene struct {
-	*scratch
+	*tools
 	holder, waiter string               // how their owners begin
 	first, last    map[string]time.Time // when each began to wait, at the earliest and at the latest
-	page           *httptest.Server
-	record         string // the file that a recorder writes
-	asker          *sql.DB
-	ended          <-chan string  // what the waiter says in the end
-	seen           map[string]int // how often each tool has shown who waits for each key
+	ended          <-chan string        // what the waiter says in the end
+	seen           map[string]int       // how often each tool has shown who waits for each key
 	longest        map[string]time.Duration
 }
 
@@ -129,7 +154,7 @@ func TestNoToolSaysWhatIsNotSo(t *testing.T) {
 		}
 		sc := s.scene(t)
 		tools := map[string]func() map[string]told{
-			"ls": sc.listed("ls"), "show": sc.listed(append([]string{"show"}, slices.Sorted(maps.Keys(acts()))...)...),
+			"ls": sc.all("ls"), "show": sc.all(append([]string{"show"}, slices.Sorted(maps.Keys(acts()))...)...),
 			"ls --top": sc.top, "the page": sc.onPage, "history": sc.history,
 		}
 		for start := time.Now(); time.Since(start) < lasts; time.Sleep(min(lasts/5, 900*time.Millisecond)) {
@@ -169,8 +194,8 @@ func (s *scratch) scene(t *testing.T) *scene {
 	dbtest.OK(t, err)
 	owner := func(pid string) string { return host + ":" + pid + ":" }
 	sc := &scene{
-		scratch: s, holder: owner(holder.Line()), first: make(map[string]time.Time), last: make(map[string]time.Time),
-		seen: make(map[string]int), longest: make(map[string]time.Duration), asker: s.process("asker"),
+		holder: owner(holder.Line()), first: make(map[string]time.Time), last: make(map[string]time.Time),
+		seen: make(map[string]int), longest: make(map[string]time.Duration),
 	}
 	if got := holder.Line(); got != "holds" {
 		t.Fatal(got)
@@ -184,24 +209,18 @@ func (s *scratch) scene(t *testing.T) *scene {
 		sc.first[key] = time.Unix(0, nanos)
 	}
 	sc.ended = waiter.Said()
-	sc.record = s.file("locks.jsonl")
-	s.command("record", "--to", sc.record, "--every", "1s").start()
+	sc.tools = s.tools(web.Options{})
 	if got := dbtest.StartJob(t, "neighbour", dsn).Line(); got != "has split the pages" {
 		t.Fatal(got)
 	}
 	for _, key := range []string{"row", "shared"} {
 		s.MustHaveMoved(key)
 	}
-	ls := sc.listed("ls")
+	ls := sc.all("ls")
 	for key := range acts() {
 		dbtest.Soon(t, "somebody waits for "+key, func() bool { return len(ls()[key].waiters) > 0 })
 		sc.last[key] = time.Now()
 	}
-	i, err := inspect.New(s.root, inspect.Options{})
-	dbtest.OK(t, err)
-	page := web.New(i, web.Options{})
-	sc.page = httptest.NewServer(page)
-	t.Cleanup(func() { page.Close(); sc.page.Close() })
 	return sc
 }
 
@@ -244,31 +263,15 @@ func (sc *scene) look(tool string, says func() map[string]told) {
 	}
 }
 
-// listed is what ls or show says.
-func (sc *scene) listed(args ...string) func() map[string]told {
+// all is what ls or show says, which shows all keys, or says that it may not.
+func (sc *scene) all(args ...string) func() map[string]told {
 	return func() map[string]told {
-		var snap jsonSnapshot
-		sc.command(append(args, "--json")...).read(&snap)
-		all := make(map[string]told)
-		for _, l := range snap.Locks {
-			is := all[l.Key]
-			is.seen = true
-			held, known := l.Held.Get()
-			is.nobody = is.nobody || known && !held
-			for _, h := range l.Holders {
-				is.holders = append(is.holders, h.Program)
-			}
-			for _, w := range l.Waiters {
-				waited, _ := w.Waited.Get()
-				is.waiters, is.known, is.least = append(is.waiters, w.Program), max(is.known, waited), max(is.least, w.Least)
-			}
-			all[l.Key] = is
-		}
+		all, incomplete := sc.listed(args...)
 		for key := range acts() {
 			// MariaDB's copy of its row locks is made anew only when nobody has read it for 100 ms, and
 			// other tests read it.
 			stale := sc.MariaDB() && (strings.HasPrefix(key, "row") || key == "shared")
-			if !all[key].seen && !snap.HoldersIncomplete && !stale {
+			if !all[key].seen && !incomplete && !stale {
 				sc.T.Errorf("%v shows all that is held, and not %s", args, key)
 			}
 		}
@@ -276,34 +279,65 @@ func (sc *scene) listed(args ...string) func() map[string]told {
 	}
 }
 
+// listed is what ls or show says, and whether it says that there may be more holders.
+func (ts *tools) listed(args ...string) (map[string]told, bool) {
+	ts.T.Helper()
+	var snap jsonSnapshot
+	ts.command(append(args, "--json")...).read(&snap)
+	all := make(map[string]told)
+	for _, l := range snap.Locks {
+		is := all[l.Key]
+		is.seen, is.inOrder, is.more = true, l.InOrder, l.WaitersIncomplete
+		held, known := l.Held.Get()
+		is.nobody = is.nobody || known && !held
+		for _, h := range l.Holders {
+			is.holders = append(is.holders, h.Program)
+			is.held, is.heldLeast = max(is.held, h.Since), max(is.heldLeast, h.Least)
+		}
+		for _, w := range l.Waiters {
+			waited, _ := w.Waited.Get()
+			is.waiters, is.known, is.least = append(is.waiters, w.Program), max(is.known, waited), max(is.least, w.Least)
+		}
+		is.circle = slices.ContainsFunc(snap.Circles, func(keys []string) bool { return slices.Contains(keys, l.Key) })
+		all[l.Key] = is
+	}
+	return all, snap.HoldersIncomplete
+}
+
 // top is what ls --top says.
-func (sc *scene) top() map[string]told {
+func (ts *tools) top() map[string]told {
+	ts.T.Helper()
 	var top struct{ Classes []jsonHeat }
-	sc.command("ls", "--top", "--json").read(&top)
+	ts.command("ls", "--top", "--json").read(&top)
 	all := make(map[string]told)
 	for _, c := range top.Classes {
 		held, known := c.Held.Get()
-		waiting, _ := c.Waiting.Get()
-		all[c.Class] = told{least: c.Longest, nobody: known && held == 0, waiters: make([]string, waiting)}
+		waiting, counted := c.Waiting.Get()
+		all[c.Class] = told{
+			seen: true, least: c.Longest, nobody: known && held == 0, waiters: make([]string, waiting),
+			more: c.WaitersIncomplete && (waiting > 0 || !counted),
+		}
 	}
 	return all
 }
 
 // history is what the record tells of now.
-func (sc *scene) history() map[string]told {
-	var m record.Moment
+func (ts *tools) history() map[string]told {
+	ts.T.Helper()
 	now := time.Now().UTC()
-	dbtest.Soon(sc.T, "the recorder has looked", func() bool { _, err := os.Stat(sc.record); return err == nil })
-	sc.command("history", "--from", sc.record, "--at", now.Format(time.RFC3339Nano), "--json").read(&m)
+	m := ts.moment(now)
 	all := make(map[string]told)
 	for _, e := range m.Holders {
-		is := all[e.Key]
-		is.seen, is.holders = true, append(is.holders, e.Program)
+		is, lasted := all[e.Key], ms(now.Sub(*e.Since))
+		is.seen, is.holders, is.text = true, append(is.holders, e.Program), is.text+e.Activity
+		if is.heldLeast = max(is.heldLeast, lasted); !e.Earlier {
+			is.held = max(is.held, lasted)
+		}
 		all[e.Key] = is
 	}
 	for _, e := range m.Waiters {
 		is, lasted := all[e.Key], ms(now.Sub(*e.Since))
-		is.waiters = append(is.waiters, e.Program)
+		is.seen, is.waiters = true, append(is.waiters, e.Program)
 		if is.least = max(is.least, lasted); !e.Earlier {
 			is.known = max(is.known, lasted)
 		}
@@ -312,50 +346,102 @@ func (sc *scene) history() map[string]told {
 	return all
 }
 
+// moment is what the record tells of a time.
+func (ts *tools) moment(at time.Time) (m record.Moment) {
+	ts.T.Helper()
+	dbtest.Soon(ts.T, "the recorder has looked", func() bool { _, err := os.Stat(ts.record); return err == nil })
+	ts.command("history", "--from", ts.record, "--at", at.UTC().Format(time.RFC3339Nano), "--json").read(&m)
+	return m
+}
+
+// viewed is what the tests look at of a view of the page.
+type viewed struct {
+	Time  time.Time
+	Locks []struct {
+		Key                          string
+		Holders, Waiters             []viewedClient
+		InOrder, Circle, WaitersMore bool
+		Why                          string
+		Remaining                    float64
+	}
+	Held, Waiting *int
+	Losses        struct {
+		Recent []struct{ Key, Strategy, Who, Why string }
+	}
+	Gaps []struct{ What, Why, Remedy string }
+
+	Error string // of a failure
+	Age   int64  // of hello: that of the view which follows
+}
+
+type viewedClient struct {
+	Program                          string
+	For, Least, Silent, Overdue, TTL float64
+}
+
 // onPage is what the next view of the page of locks says.
-func (sc *scene) onPage() map[string]told {
-	t := sc.T
+func (ts *tools) onPage() map[string]told {
+	ts.T.Helper()
+	all := make(map[string]told)
+	for _, l := range ts.view().Locks {
+		is := all[l.Key]
+		is.seen, is.inOrder, is.circle, is.more, is.text = true, l.InOrder, l.Circle, l.WaitersMore, l.Why
+		is.left = max(is.left, l.Remaining)
+		for _, h := range l.Holders {
+			is.holders = append(is.holders, h.Program)
+			is.held, is.heldLeast = max(is.held, h.For), max(is.heldLeast, h.Least)
+			switch {
+			case h.Overdue > 0:
+				is.text += fmt.Sprintf("not renewed yet, ~%v of %v ms", h.Overdue, h.TTL)
+			case h.Silent > 0:
+				is.text += fmt.Sprintf("not renewed for %v of %v ms", h.Silent, h.TTL)
+			}
+		}
+		for _, w := range l.Waiters {
+			is.waiters, is.known, is.least = append(is.waiters, w.Program), max(is.known, w.For), max(is.least, w.Least)
+		}
+		all[l.Key] = is
+	}
+	return all
+}
+
+// view is the next view of the page for which it has looked since.
+func (ts *tools) view() viewed {
+	ts.T.Helper()
+	asked := time.Now()
+	return ts.events(func(event string, v viewed) bool { return event == "view" && !v.Time.Before(asked) })
+}
+
+// events reads those of the page up to the first that is the right one.
+func (ts *tools) events(right func(event string, v viewed) bool) viewed {
+	t := ts.T
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, sc.page.URL+"/page.events", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, ts.page.URL+"/page.events", nil)
 	dbtest.OK(t, err)
-	answer, err := sc.page.Client().Do(r)
+	answer, err := ts.page.Client().Do(r)
 	dbtest.OK(t, err)
 	defer answer.Body.Close()
-	type client struct {
-		Program    string
-		For, Least float64
-	}
 	events := bufio.NewScanner(answer.Body)
 	events.Buffer(nil, 10<<20)
-	asked := time.Now()
+	event := ""
 	for events.Scan() {
-		text, ok := strings.CutPrefix(events.Text(), "data: ")
-		var view struct {
-			Point struct{ T int64 }
-			Locks []struct {
-				Key              string
-				Holders, Waiters []client
-			}
+		if name, ok := strings.CutPrefix(events.Text(), "event: "); ok {
+			event = name
 		}
-		if !ok || json.Unmarshal([]byte(text), &view) != nil || view.Point.T < asked.UnixMilli() { // hello, or the view before
+		text, ok := strings.CutPrefix(events.Text(), "data: ")
+		if !ok {
 			continue
 		}
-		all := make(map[string]told)
-		for _, l := range view.Locks {
-			is := all[l.Key]
-			for _, h := range l.Holders {
-				is.holders = append(is.holders, h.Program)
-			}
-			for _, w := range l.Waiters {
-				is.waiters, is.known, is.least = append(is.waiters, w.Program), max(is.known, w.For), max(is.least, w.Least)
-			}
-			all[l.Key] = is
+		var v viewed
+		dbtest.OK(t, json.Unmarshal([]byte(text), &v))
+		if right(event, v) {
+			return v
 		}
-		return all
 	}
 	t.Fatalf("the page ended: %v", events.Err())
-	return nil
+	return viewed{}
 }
 
 // ask looks at what callers are told that do not wait.

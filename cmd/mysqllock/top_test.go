@@ -3,20 +3,22 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/record"
+	"github.com/mysqllock/mysqllock/inspect/web"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestWhatAnAccountCannotSeeIsNotNobody: of no account does ls say that nobody holds a key, or
+// TestWhatAnAccountCannotSeeIsNotNobody: to no account does a tool say that nobody holds a key, or
 // waits for one, if it cannot see that. Each of the keys is held and waited for.
 func TestWhatAnAccountCannotSeeIsNotNobody(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
@@ -61,8 +63,40 @@ func TestWhatAnAccountCannotSeeIsNotNobody(t *testing.T) {
 			if out := command("ls").must(0); nobody(out) {
 				t.Errorf("%s: ls says\n%s", grant, out)
 			}
+			s.calmTo(user, grant)
 		}
 	})
+}
+
+// calmTo fails the test if the page or history tells an account that nobody holds a key, or waits for one.
+func (s *scratch) calmTo(user, grant string) {
+	t := s.T
+	t.Helper()
+	i, err := inspect.New(s.OpenDB(s.Connector(dbtest.As(user)), nil), inspect.Options{})
+	dbtest.OK(t, err)
+	page := web.New(i, web.Options{})
+	ts := &tools{scratch: s, page: httptest.NewServer(page)}
+	defer func() { page.Close(); ts.page.Close() }()
+	v := ts.view()
+	if v.Held != nil && *v.Held == 0 || v.Waiting != nil && *v.Waiting == 0 || len(v.Locks) < 3 && len(v.Gaps) == 0 {
+		t.Errorf("%s: the page says %+v", grant, v)
+	}
+	path := s.file(user + ".jsonl")
+	recorder, err := record.New(i, path, time.Second, 1<<20)
+	dbtest.OK(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := dbtest.Go(func() error { return recorder.Run(ctx) })
+	defer func() { cancel(); dbtest.OK(t, <-ended) }()
+	var m *record.Moment
+	dbtest.Soon(t, "it is recorded", func() bool {
+		m, err = record.At(path, time.Now(), time.Minute, "")
+		return err == nil && m.Known
+	})
+	var out strings.Builder
+	printMoment(&out, m, nil)
+	if len(m.Holders) < 3 && !strings.Contains(out.String(), "not seen: ") {
+		t.Errorf("%s: history says\n%s", grant, out.String())
+	}
 }
 
 // nobody reports that locks are said to be nobody's.
@@ -125,35 +159,5 @@ func TestTopTellsLocksByTheClassOfTheirKeys(t *testing.T) {
 			t.Errorf("what is not counted is not said: %q", lines)
 		}
 		s.command("ls", "--class", "a:*").start().fails(exitFailure, "--top")
-	})
-}
-
-// TestBehindCrashedHolder: the first waiter behind a lease whose holder has crashed waits for nothing in the
-// server, so MariaDB does not show it by default. Nobody is told that nobody waits.
-func TestBehindCrashedHolder(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		holder := s.hold("holder", "k", "--ttl", "10m")
-		dbtest.Equal(t, "it says %q", s.says("holder"), "1\n")
-		waiter := s.command("hold", "--wait", "1h", "k").start()
-		dbtest.Soon(t, "it waits", func() bool { return s.waiters("k") == 1 })
-		dbtest.OK(t, holder.Process.Kill())
-		if s.MariaDB() {
-			dbtest.Soon(t, "it waits for nothing in the server", func() bool { return s.waiters("k") == 0 })
-		}
-		var snap struct {
-			WaitersIncomplete bool `json:"waiters_incomplete"`
-			Classes           []jsonHeat
-		}
-		s.command("ls", "--top", "--json").read(&snap)
-		if len(snap.Classes) != 1 || snap.Classes[0].Waiting == inspect.Value(0) || !snap.Classes[0].WaitersIncomplete || !snap.WaitersIncomplete {
-			t.Errorf("ls --top --json says %+v", snap)
-		}
-		lines := strings.Split(s.command("ls", "--top").start().must(0), "\n")
-		column := strings.Index(lines[0], "WAITING")
-		if cells := []rune(lines[1]); string(cells[0]) != "k" || !strings.HasPrefix(string(cells[column:]), "≥ ") {
-			t.Errorf("ls --top says %q", lines)
-		}
-		dbtest.OK(t, waiter.Process.Signal(syscall.SIGTERM))
-		waiter.must(exitSignal + int(syscall.SIGTERM))
 	})
 }
