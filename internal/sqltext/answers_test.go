@@ -15,9 +15,9 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/answers.txt")
 
-// TestAnswersAreAsCarefulAsBefore: testdata/answers.txt has texts, the answer that the package gave to each before it was
-// written anew, and the difference of today's answer. Each word of an answer makes it more careful, so that none may be
-// missing now.
+// TestAnswersAreAsCarefulAsBefore: testdata/answers.txt has the texts of all tests, of the fuzz corpora and of the
+// examples, the answer that the package gave to each when it was last written anew, and the difference of today's
+// answer. Each word of an answer makes it more careful, so that none may be missing now.
 func TestAnswersAreAsCarefulAsBefore(t *testing.T) {
 	const file = "testdata/answers.txt"
 	b, err := os.ReadFile(file)
@@ -105,6 +105,8 @@ func answer(text string) (words []string) {
 		{"here", i.Recalls && !i.Anywhere},
 		{"client", i.FromClient},
 		{"back", i.GoesBack},
+		{"not-quiet", !Quiet(text)},
+		{"not-plain", !PlainRead(text) && !PlainWrite(text)},
 	} {
 		if w.is {
 			words = append(words, w.word)
