@@ -28,8 +28,8 @@ func TestAnswersAreAsCarefulAsBefore(t *testing.T) {
 		text, err := strconv.Unquote(columns[0])
 		dbtest.OK(t, err)
 		difference, less := compare(strings.Fields(columns[1]), answer(text))
-		if len(less) > 0 {
-			t.Errorf("%s is less careful: %s", columns[0], strings.Join(less, " "))
+		if _, right := lessCareful[text]; right != (len(less) > 0) {
+			t.Errorf("%s is less careful by: %s", columns[0], strings.Join(less, " "))
 		}
 		fmt.Fprintf(&now, "%s\t%s\t%s\n", columns[0], columns[1], strings.Join(difference, " "))
 	}
@@ -43,6 +43,47 @@ func TestAnswersAreAsCarefulAsBefore(t *testing.T) {
 			t.Errorf("%s has\n%s\nand it is now (-update writes it)\n%s", file, was[i], is[i])
 		}
 	}
+}
+
+// lessCareful are texts whose answer is right, and has lost something, with the reason.
+var lessCareful = map[string]string{
+	// No statement that a server takes begins so.
+	"CREATE TEMPORARY TABLE":                  "names no table",
+	"EXPLAIN ANALYZE COMMIT":                  "is refused",
+	"WITH x AS (SELECT 1) COMMIT":             "is refused",
+	"WITH x AS (SELECT 1) LOCK TABLES t READ": "is refused",
+	"SHOW SESSION WARNINGS":                   "is refused",
+	"FLUSH … LOCK|EXPORT":                     "is refused",
+	"SAVEPOINT .a":                            "is refused",
+	"ROLLBACK TO a.":                          "is refused",
+	// One statement, whatever the part is that cannot be read: a query, and a Write.
+	"SELECT $$a$$ FROM t": "is a query",
+	"SELECT $$hunter2$$":  "is a query",
+	"SELECT * FROM t WHERE a IN (\xa0SELECT a FROM u) FOR UPDATE": "is a query",
+	"SELECT a \xa0 FROM t":                 "is a query",
+	"SELECT /*!1*/ '/*!2 /*!3 /*!4'":       "is a query",
+	"SELECT /*!1*/ /*!2*/ /*!3*/ /*!4*/ 1": "is a query",
+	"SELECT /*!50000 '*/', /* b */ 1 */":   "is a query",
+	"SELECT /*!50000 1 /* b */ */":         "is a query",
+	"SELECT 1 /*!50000 /* x */ */":         "is a query",
+	"SELECT 1 /*!99999 '/*' */":            "is a query",
+	"FLUSH x \xa0":                         "begins with FLUSH, and is one statement: it writes no table",
+	"SET a = '/*!1 /*!2 /*!3 /*!4'":        "has these in a string",
+	// The Kind is Commits, so that what else it does matters to nobody.
+	"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)":                                "ends a transaction",
+	"SELECT a FROM t /*!80000 */ /*M!100000 */ WHERE b /*!99999 */ ; /*!80000 */": "may end a transaction",
+	"SELECT/*!#*/FROM": "may end a transaction",
+	"(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */ " +
+		"WHERE VARIABLE_NAME = 'UPTIME') > %d": "may end a transaction",
+	"/*!1*/ /*!2*/ /*!3*/ /*!4*/ SET NAMES utf8": "leaves one thing more, whose name has a comma",
+	// Several statements in gbk, and a SET with a comment that may be code: that they leave something is said, but not what.
+	"SET /*!1*/ /*!2*/ /*!3*/ TRANSACTION READ ONLY":                     "leaves something",
+	"/*!80000 SET TRANSACTION READ ONLY */; SELECT 1":                    "leaves something",
+	"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": "leaves something",
+	"/*!99999 BEGIN */ SELECT 1":                                         "leaves something",
+	"SELECT 'a\xe5\\'; SET completion_type = 1":                          "leaves something",
+	"SELECT 'a\xe5\\'; SET TRANSACTION READ ONLY":                        "leaves something",
+	"SELECT 1 AS \xe5\\; LOCK TABLES t READ":                             "leaves something",
 }
 
 // compare returns how one answer differs from that of before, and in what it is less careful.
@@ -69,6 +110,14 @@ func compare(before, is []string) (difference, less []string) {
 
 // covers reports whether the answer has all the values of one that it lacks.
 func covers(answer []string, lacks string) bool {
+	switch {
+	case strings.HasPrefix(lacks, "table:"):
+		return slices.Contains(answer, "table:?")
+	case strings.HasPrefix(lacks, "left:"), strings.HasPrefix(lacks, "left-failed:"):
+		return slices.Contains(answer, "left:SQL_text")
+	case strings.Contains(lacks, "-keeps=") && !has(answer, lacks[:strings.Index(lacks, "=")]):
+		return true // it keeps all
+	}
 	key, values, several := strings.Cut(lacks, "=")
 	i := slices.IndexFunc(answer, func(w string) bool { return strings.HasPrefix(w, key+"=") })
 	if !several || i < 0 {
@@ -145,7 +194,7 @@ func answer(text string) (words []string) {
 // where there is no such word.
 func leftBy(text string, i Info, key string, err error) (words []string) {
 	var alone, behind Left
-	alone.Note(text, i, false, err)
+	alone.Note(text, i, err)
 	for by := range strings.SplitSeq(alone.String(), ", ") {
 		if by != "" {
 			words = append(words, key+":"+strings.ReplaceAll(by, " ", "_"))
@@ -163,8 +212,8 @@ func leftBy(text string, i Info, key string, err error) (words []string) {
 		}
 	}
 	const first = "SET unique_checks = 0; DO GET_LOCK('x', 0), GET_LOCK('y', 0); CREATE TEMPORARY TABLE t (a INT); PREPARE s FROM 'x'; LOCK TABLES a READ"
-	behind.Note(first, Look(first), false, nil)
-	behind.Note(text, i, false, err)
+	behind.Note(first, Look(first), nil)
+	behind.Note(text, i, err)
 	var keeps []string
 	for _, by := range []string{"SET unique_checks", "CREATE TEMPORARY TABLE", "PREPARE", "LOCK TABLES"} {
 		if strings.Contains(behind.String(), by) {

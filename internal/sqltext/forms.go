@@ -1,115 +1,113 @@
 package sqltext
 
-import (
-	"cmp"
-	"slices"
-	"strings"
-)
+import "strings"
 
-// form is a form of statements, with what it does. Each begins with its verb.
+// form is a form of statements, with what it does.
 type form struct {
-	pattern []element // behind the verb
 	Info
 	rule   rule
 	leaves leaves
 	kind   string // of the object that it names, which it leaves on the connection, or takes away
 	by     string // says in errors that it leaves it; "" if it takes it away
-	writes bool   // it writes the table that it names
-	saves  bool   // it sets the savepoint that it names, or goes back there
-	body   bool   // what follows may be a body of statements, of which nobody knows whether they run
-	any    bool   // it runs any statement
-
-	more more
+	then   then   // what tells more behind the words
 }
 
-// more says what there is to tell of a statement behind its pattern.
-type more uint8
+// rule says how Snapshot follows from the statement as a whole, unless its form has it.
+type rule uint8
 
 const (
-	thenAnother   more = iota + 1 // another statement, which decides instead
-	thenWith                      // the queries of WITH, and another
-	thenExplained                 // another, which EXPLAIN ANALYZE runs
-	thenAnalyzed                  // another, which MariaDB's ANALYZE runs
-	thenVariables                 // what SET sets
-	thenLevel                     // what SET TRANSACTION sets
-	thenLoaded                    // what LOAD DATA loads, and into what
-	thenCreated                   // columns, and the query of CREATE TEMPORARY TABLE
-	thenTables                    // of UPDATE and DELETE
+	ifCalls  rule = iota // if it has any parentheses
+	ifReads              // unless it plainly reads nothing, or one block with locks
+	ifSystem             // if it names a schema of system tables, or may call a stored function
 )
 
-// forms are all that matter, by verbs. Of those of a verb the first one counts whose pattern fits.
-// What commits does so if it gets that far, or where there is anything to be committed.
-var forms = byVerbs([]row{
-	{"SELECT|TABLE|VALUES", form{Info: Info{Kind: Read}, rule: ifReads}},
-	{"SHOW [GLOBAL|SESSION|LOCAL] WARNINGS|ERRORS", form{Info: Info{Kind: Read, Recalls: true}}},
-	{"SHOW [GLOBAL|SESSION|LOCAL] COUNT", form{Info: Info{Kind: Read, Recalls: true, Snapshot: true}}}, // (*) WARNINGS
-	{"SHOW [GLOBAL|SESSION|LOCAL] VARIABLES|STATUS", form{Info: Info{Kind: Read}}},
-	{"SHOW|CHECKSUM|HELP", form{Info: Info{Kind: Read, Snapshot: true}}},
-	{"EXPLAIN|DESCRIBE|DESC", form{Info: Info{Kind: Read, Snapshot: true}, more: thenExplained}},
-	{"WITH", form{more: thenWith}},
+// then says what there is to tell of a statement behind the words of its form.
+type then uint8
 
-	{"INSERT|REPLACE [LOW_PRIORITY|DELAYED|HIGH_PRIORITY|IGNORE|INTO] %", form{Info: counted, rule: ifSystem, writes: true}},
-	{"INSERT|REPLACE", form{rule: ifSystem}},
-	{"UPDATE|DELETE", form{Info: counted, rule: ifSystem, more: thenTables}},
-	{"LOAD DATA|XML", form{rule: ifSystem, more: thenLoaded}},
+const (
+	thenAnother then = iota + 1 // another statement behind FOR, which decides instead
+	thenWith                    // the queries of WITH, and another
+	thenPlan                    // another behind ANALYZE, which runs
+	thenBody                    // statements of which nobody knows whether they run
+	thenSet                     // what SET sets
+	thenName                    // a name
+	thenTarget                  // that of the table which INSERT writes
+	thenTables                  // those of UPDATE and DELETE
+	thenLoad                    // what LOAD DATA loads, and into what
+)
+
+// forms are all that matter, by their first words, and ; for the end. Words that say nothing
+// are skipped between them. The longest one counts. What commits does so if it gets that far, or where there is anything to be committed.
+var forms = tree([]row{
+	{"SELECT|TABLE|VALUES", form{Info: Info{Kind: Read}, rule: ifReads}},
+	{"SHOW|CHECKSUM|HELP", form{Info: Info{Kind: Read, Snapshot: true}}},
+	{"SHOW WARNINGS|ERRORS", form{Info: Info{Kind: Read, Recalls: true}}},
+	{"SHOW COUNT", form{Info: Info{Kind: Read, Recalls: true, Snapshot: true}}}, // (*) WARNINGS
+	{"SHOW VARIABLES|STATUS", form{Info: Info{Kind: Read}}},
+	{"SHOW GLOBAL|SESSION|LOCAL VARIABLES|STATUS", form{Info: Info{Kind: Read}}},
+	{"EXPLAIN|DESCRIBE|DESC", form{Info: Info{Kind: Read, Snapshot: true}, then: thenPlan}},
+	{"WITH", form{then: thenWith}},
+
+	{"INSERT|REPLACE", form{Info: counted, rule: ifSystem, then: thenTarget}},
+	{"UPDATE|DELETE", form{Info: counted, rule: ifSystem, then: thenTables}},
+	{"LOAD DATA|XML", form{rule: ifSystem, then: thenLoad}},
 	{"CALL", form{Info: Info{Calls: true, Snapshot: true, Session: AnyLevel, Effect: anyEffect}, leaves: leavesNoted}},
 	{"HANDLER", form{Info: Info{Snapshot: true}, leaves: leavesAny}},
 	{"DO|SIGNAL|RESIGNAL|KILL|PURGE", form{}},
 
-	{"SET STATEMENT … FOR", form{more: thenAnother}}, // MariaDB's
-	{"SET STATEMENT", form{}},
+	{"SET", form{Info: changesNothing, then: thenSet}},
+	{"SET STATEMENT", form{then: thenAnother}}, // MariaDB's
 	{"SET PASSWORD|DEFAULT", form{Info: committing, leaves: leavesNoted}},
-	{"SET TRANSACTION", form{Info: changesNothing, more: thenLevel}},
-	{"SET", form{Info: changesNothing, more: thenVariables}},
+	{"SET TRANSACTION", form{Info: Info{Changes: ChangesNothing, Next: AnyLevel}}},
 	{"USE", form{Info: changesNothing, leaves: leavesAny}},
 	{"GET", form{Info: Info{Changes: ChangesNothing, Recalls: true}, leaves: leavesAny}},
-	{"PREPARE %", form{Info: changesNothing, leaves: leavesNoted, kind: "prepared", by: "PREPARE"}},
-	{"DEALLOCATE PREPARE % $", form{Info: changesNothing, leaves: leavesNoted, kind: "prepared"}},
-	{"PREPARE|DEALLOCATE", form{Info: changesNothing, leaves: leavesAny}},
+	{"PREPARE", form{Info: changesNothing, leaves: leavesNoted, kind: "prepared", by: "PREPARE", then: thenName}},
+	{"DEALLOCATE PREPARE", form{Info: changesNothing, leaves: leavesNoted, kind: "prepared", then: thenName}},
+	{"DROP PREPARE", form{leaves: leavesNoted, kind: "prepared", then: thenName}},
 
-	{"BEGIN [WORK] $", form{Info: beginning}},
-	{"BEGIN", form{Info: worst, any: true}}, // NOT ATOMIC, and in MariaDB's Oracle mode anything
-	{"START TRANSACTION … SNAPSHOT", form{Info: Info{Kind: Commits, Effect: begins, Snapshot: true}}},
-	{"START TRANSACTION", form{Info: beginning}},
+	{"BEGIN", form{Info: worst, leaves: leavesAny, then: thenBody}}, // NOT ATOMIC, and in MariaDB's Oracle mode anything
+	{"BEGIN ;", form{Info: beginning}},
+	{"BEGIN WORK ;", form{Info: beginning}},
 	{"START", form{Info: committing}}, // REPLICA
-	{"COMMIT|ROLLBACK $", form{Info: ending}},
-	{"ROLLBACK [WORK] TO [SAVEPOINT] % $", form{Info: goesBack, saves: true}},
-	{"ROLLBACK [WORK] TO", form{Info: goesBack}},
-	{"COMMIT|ROLLBACK [WORK] AND CHAIN", form{Info: beginning}},
+	{"START TRANSACTION", form{Info: Info{Kind: Commits, Effect: begins, Snapshot: true}}},
 	{"COMMIT|ROLLBACK", form{Info: ending}},
-	{"SAVEPOINT % $", form{Info: changesNothing, saves: true}},
-	{"SAVEPOINT|RELEASE", form{Info: changesNothing}},
+	{"COMMIT|ROLLBACK AND CHAIN", form{Info: beginning}},
+	{"COMMIT|ROLLBACK WORK AND CHAIN", form{Info: beginning}},
+	{"ROLLBACK TO", form{Info: goesBack, kind: "savepoint", then: thenName}},
+	{"ROLLBACK TO SAVEPOINT", form{Info: goesBack, kind: "savepoint", then: thenName}},
+	{"ROLLBACK WORK TO", form{Info: goesBack, kind: "savepoint", then: thenName}},
+	{"ROLLBACK WORK TO SAVEPOINT", form{Info: goesBack, kind: "savepoint", then: thenName}},
+	{"SAVEPOINT", form{Info: changesNothing, kind: "savepoint", then: thenName}},
+	{"RELEASE", form{Info: changesNothing}},
+	{"XA", form{Info: Info{Kind: Commits}}},   // END, RECOVER
 	{"XA START|BEGIN", form{Info: beginning}}, // until its COMMIT or ROLLBACK
 	{"XA COMMIT|ROLLBACK", form{Info: ending}},
-	{"XA PREPARE", form{Info: committing}},  // leaves it with the connection, or with nobody
-	{"XA", form{Info: Info{Kind: Commits}}}, // END, RECOVER
+	{"XA PREPARE", form{Info: committing}}, // leaves it with the connection, or with nobody
 
-	// Only a temporary table commits nothing; its SELECT locks what it reads, like that of INSERT.
-	{"CREATE [OR|REPLACE] TEMPORARY TABLE [IF|NOT|EXISTS] %", form{
-		rule: ifSystem, leaves: leavesNoted, kind: "table", by: "CREATE TEMPORARY TABLE", more: thenCreated,
-	}},
-	{"CREATE [OR|REPLACE] TEMPORARY", form{Info: committing, leaves: leavesAny}}, // SEQUENCE
-	{"CREATE … PROCEDURE|FUNCTION|TRIGGER|EVENT|PACKAGE", form{Info: defines, body: true}},
-	{"DROP TEMPORARY TABLE|TABLES [IF|EXISTS] % $", form{leaves: leavesNoted, kind: "table"}},
-	{"DROP TEMPORARY TABLE|TABLES", form{leaves: leavesAny}},
-	{"DROP TEMPORARY", form{Info: defines, leaves: leavesAny}},
-	{"DROP TABLE|TABLES [IF|EXISTS] % $", form{Info: defines, kind: "table"}}, // a temporary one, too
-	{"DROP PREPARE % $", form{leaves: leavesNoted, kind: "prepared"}},
-	{"DROP PREPARE", form{leaves: leavesAny}},
-	{"ANALYZE", form{Info: defines, more: thenAnalyzed}}, // TABLE, or MariaDB's, of a statement
 	{"CREATE|DROP|ALTER|RENAME|TRUNCATE|GRANT|REVOKE|OPTIMIZE|REPAIR|CHECK", form{Info: defines}},
+	{"ANALYZE", form{Info: defines, then: thenPlan}}, // MariaDB's, of a statement
+	{"ANALYZE TABLE|TABLES|LOCAL|NO_WRITE_TO_BINLOG", form{Info: defines}},
+	// Only a temporary table commits nothing.
+	{"CREATE TEMPORARY", form{Info: committing, leaves: leavesAny}}, // SEQUENCE
+	{"CREATE TEMPORARY TABLE", form{
+		Info: Info{Snapshot: true}, leaves: leavesNoted, kind: "table", by: "CREATE TEMPORARY TABLE", then: thenName,
+	}},
+	{"DROP TEMPORARY", form{Info: defines, leaves: leavesAny}},
+	{"DROP TEMPORARY TABLE|TABLES", form{leaves: leavesNoted, kind: "table", then: thenName}},
+	{"DROP TABLE|TABLES", form{Info: defines, kind: "table", then: thenName}}, // a temporary one, too
 	{"LOCK", form{Info: committing, leaves: leavesNoted, kind: "locks", by: "LOCK TABLES"}},
-	{"UNLOCK TABLE|TABLES $", form{Info: committing, leaves: leavesNoted, kind: "locks"}},
-	{"FLUSH … LOCK|EXPORT", form{Info: committing, leaves: leavesAny}},
+	{"UNLOCK TABLE|TABLES ;", form{Info: committing, leaves: leavesNoted, kind: "locks", then: thenName}},
 	{"FLUSH", form{Info: committing, leaves: leavesNoted}},
+	{"FLUSH TABLE|TABLES", form{Info: committing, leaves: leavesAny}}, // WITH READ LOCK, FOR EXPORT
+	{"FLUSH LOCAL|NO_WRITE_TO_BINLOG", form{Info: committing, leaves: leavesAny}},
+	{"FLUSH TABLE|TABLES ;", form{Info: committing, leaves: leavesNoted}},
 	{"UNLOCK|BACKUP", form{Info: committing, leaves: leavesAny}},
 
-	// These commit on one of the servers at least, in some of their forms (SHUTDOWN and
-	// RESTART were not tried).
+	// These commit on one of the servers at least, in some of their forms (SHUTDOWN and RESTART were not tried).
 	{"LOAD|CACHE|IMPORT|CLONE|INSTALL|UNINSTALL|STOP|CHANGE|RESET|SHUTDOWN|RESTART", form{Info: committing}},
 	// MariaDB takes compound statements outside of procedures, too; the parts behind their first ; look
 	// like statements of their own here.
-	{"EXECUTE|BINLOG|IF|CASE|LOOP|REPEAT|WHILE|FOR|DECLARE", form{Info: worst, any: true}},
+	{"EXECUTE|BINLOG|IF|CASE|LOOP|REPEAT|WHILE|FOR|DECLARE", form{Info: worst, leaves: leavesAny, then: thenBody}},
 })
 
 // The answers that several forms have.
@@ -123,171 +121,121 @@ var (
 	ending         = Info{Kind: Commits, Effect: ends}
 )
 
-// The forms of any other verb, and of a text that may do anything.
-var (
-	unknown  = form{}
-	anything = form{Info: worst, any: true}
-)
+// unknown is the form of any other verb, which may begin a part of a body.
+var unknown = form{then: thenBody}
 
-// row is a row of forms: VERB|VERB, and a pattern of elements.
+// row is a row of forms. WORD|WORD in words stands for one of them.
 type row struct {
-	pattern string
+	words string
 	form
 }
 
-// element is a part of a pattern.
-type element struct {
-	words    []string // WORD|WORD: one of them
-	optional bool     // [WORD|WORD]: any number of them
-	later    bool     // … WORD: after any other tokens
-	name     bool     // %: a name, with its schema
-	end      bool     // $: the end of the statement
+// node has the form of statements that begin with some words, if there is one, and the nodes of those that go on.
+type node struct {
+	form *form
+	next map[string]*node
 }
 
-// verb has a verb's forms, and matches it in upper case.
-type verb struct {
-	name  string
-	forms []form
-}
-
-// byVerbs returns the forms by the first letter of their verbs.
-func byVerbs(rows []row) (verbs ['Z' + 1][]verb) {
+func tree(rows []row) *node {
+	root := new(node)
 	for _, row := range rows {
-		names, pattern, _ := strings.Cut(row.pattern, " ")
-		later := false
-		for part := range strings.FieldsSeq(pattern) {
-			e := element{name: part == "%", end: part == "$", optional: part[0] == '[', later: later}
-			if later = part == "…"; later {
-				continue
-			}
-			if !e.name && !e.end {
-				e.words = strings.Split(strings.Trim(part, "[]"), "|")
-			}
-			row.form.pattern = append(row.form.pattern, e)
-		}
-		for name := range strings.SplitSeq(names, "|") {
-			letter := &verbs[name[0]]
-			i := slices.IndexFunc(*letter, func(v verb) bool { return v.name == name })
-			if i < 0 {
-				i = len(*letter)
-				*letter = append(*letter, verb{name: name})
-			}
-			(*letter)[i].forms = append((*letter)[i].forms, row.form)
-		}
+		root.add(strings.Fields(row.words), &row.form)
 	}
-	return verbs
+	return root
 }
 
-// formsOf returns the forms of a verb, in whatever case; nil for what is none.
-func formsOf(w string) []form {
-	if letter := w[0] &^ 0x20; letter <= 'Z' {
-		for i := range forms[letter] {
-			if v := &forms[letter][i]; is(w, v.name) {
-				return v.forms
-			}
-		}
+func (n *node) add(words []string, f *form) {
+	if len(words) == 0 {
+		n.form = f
+		return
 	}
-	return nil
+	if n.next == nil {
+		n.next = make(map[string]*node)
+	}
+	for w := range strings.SplitSeq(words[0], "|") {
+		if n.next[w] == nil {
+			n.next[w] = new(node)
+		}
+		n.next[w].add(words[1:], f)
+	}
 }
 
-// verb decides by the verb at the current token, or by the last one where one follows
-// another: SET STATEMENT … FOR …, WITH … SELECT, EXPLAIN ANALYZE ….
-func (a *analyzer) verb() {
-	for n := 0; ; n++ {
+// upper returns w in upper case. No word that matters is as long as buf.
+func upper(w string, buf *[32]byte) []byte {
+	u := buf[:copy(buf[:], w)]
+	for i, c := range u {
+		if c >= 'a' && c <= 'z' {
+			u[i] = c - 0x20
+		}
+	}
+	return u
+}
+
+// skip goes on past words that say nothing. All are reserved, so that none is a name.
+func (a *analyzer) skip() {
+	for a.at("IF", "NOT", "EXISTS", "OR", "REPLACE", "IGNORE", "INTO", "LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED") {
+		a.next()
+	}
+}
+
+// decide finds the form of the statement whose verb is the current token, or the last one where one follows another: SET
+// STATEMENT … FOR …, WITH … SELECT, EXPLAIN ANALYZE …. Of the answers of verbs in front of it those stay that concern the
+// connection.
+func (a *analyzer) decide() {
+	for another := true; another; {
 		for a.tok == '(' {
 			a.next()
 		}
 		f := &unknown
-		switch {
-		case n == 10:
-			f = &anything
-		case a.tok == word:
-			a.name = a.current()
+		if a.tok == word {
+			a.verb = a.current()
 			f = a.match()
 		}
-		a.decide(f)
-		switch {
-		case f.any || f == &unknown: // such as ELSE
-			a.inner()
-			return
-		case !a.goOn(f.more):
-			return
-		}
+		before := a.info
+		a.form, a.info = f, f.Info
+		a.info.Recalls = f.Recalls || before.Recalls
+		a.info.Anywhere = before.Anywhere
+		a.info.Snapshot = f.Snapshot || before.Snapshot // EXPLAIN takes one also of a locking read
+		a.leaves |= f.leaves
+		another = a.goOn(f)
 	}
 }
 
-// match returns the form of the statement whose verb is the current token, and goes past its pattern.
+// match goes past the words of a form, and returns that.
 func (a *analyzer) match() *form {
-	w := a.current()
-	all := formsOf(w)
-	if is(w, "SET") {
-		a.goToTarget()
-	} else {
-		a.next()
-	}
-	for i := range all {
-		f := &all[i]
+	var buf [32]byte
+	a.sets = a.at("SET")
+	f := &unknown
+	for n := forms; ; {
+		w := ""
+		switch a.tok {
+		case word:
+			w = a.current()
+		case ';', end:
+			w = ";"
+		}
+		next, ok := n.next[string(upper(w, &buf))]
 		switch {
-		case len(f.pattern) == 0, f.pattern[0].end && a.atEnd():
+		case ok:
+		case n == forms && strings.ContainsFunc(w, func(r rune) bool { return r >= 0x80 }):
+			a.tok = a.stop(true) // no statement begins so, unless in another character set the byte is whitespace
 			return f
-		case !f.pattern[0].may(&a.lexer):
-			continue
-		}
-		saved := *a
-		if a.fits(f.pattern) {
-			if f.writes {
-				a.ask()
-			}
-			return f
-		}
-		saved.doubt, saved.hopeless = a.doubt, a.hopeless
-		*a = saved
-	}
-	if strings.ContainsFunc(w, func(r rune) bool { return r >= 0x80 }) {
-		// No statement begins so, unless in another character set the byte is
-		// whitespace.
-		a.tok = a.giveUp()
-	}
-	return &unknown
-}
-
-// may reports whether the pattern that begins with e may fit at the current token.
-func (e *element) may(l *lexer) bool {
-	return e.name || e.optional || e.later || l.at(e.words...)
-}
-
-// fits goes past the tokens that have the pattern, and reports whether they do.
-func (a *analyzer) fits(pattern []element) bool {
-	for i := range pattern {
-		e := &pattern[i]
-		for e.later && !a.atEnd() && !a.at(e.words...) {
-			a.next()
-		}
-		switch {
-		case e.name:
-			if a.objectName(); a.object == "" {
-				return false
-			}
-		case e.optional:
-			for a.at(e.words...) {
-				a.next()
-			}
-		case e.end:
-			return a.atEnd()
-		case !a.at(e.words...):
-			return false
 		default:
-			a.next()
+			return f
+		}
+		if n = next; n.form != nil {
+			f = n.form
+		}
+		if a.next(); n.next != nil {
+			a.skip()
 		}
 	}
-	return true
 }
 
-// objectName goes on past the name, with its schema, of a table, a savepoint or a prepared statement.
-// A parenthesis behind it is no call.
+// objectName goes on past the name, with its schema, of a table, a savepoint or a prepared statement. A parenthesis behind it
+// is no call.
 func (a *analyzer) objectName() {
-	a.schema, a.object, a.dotted = "", "", a.current() == "."
-	if a.dotted { // MariaDB takes .t for t
+	if a.schema, a.object = "", ""; a.current() == "." { // MariaDB takes .t for t
 		a.next()
 	}
 	for a.tok == word || a.tok == name {
@@ -296,54 +244,75 @@ func (a *analyzer) objectName() {
 		if a.next(); a.current() != "." {
 			break
 		}
-		a.dotted = true
 		a.next()
 	}
 }
 
-// decide takes the answers of f. Those of a verb in front of it that concern the connection stay.
-func (a *analyzer) decide(f *form) {
-	before := a.info
-	a.form, a.info = f, f.Info
-	a.info.Recalls = f.Recalls || before.Recalls
-	a.info.Anywhere = before.Anywhere
-	a.info.Snapshot = f.Snapshot || before.Snapshot // EXPLAIN takes one also of a locking read
-	a.leaves |= f.leaves
-	a.adds = a.adds || f.body || f.any
-	if f.any {
-		a.leaves |= leavesAny
-	}
-}
-
-// goOn goes on to as many tokens as it takes to tell more, and reports whether it has come to
-// another verb, which decides instead.
-func (a *analyzer) goOn(to more) (another bool) {
-	switch to {
+// goOn goes on to as many tokens as it takes to tell more of the form, and reports whether it has come to another verb, which
+// decides instead.
+func (a *analyzer) goOn(f *form) (another bool) {
+	switch f.then {
 	case thenAnother:
-		return true
-	case thenWith:
-		return a.with()
-	case thenExplained:
-		return a.explain()
-	case thenAnalyzed:
-		if a.at("FORMAT") { // =JSON
-			a.next()
-			a.next()
+		for !a.atEnd() && !a.at("FOR") {
 			a.next()
 		}
-		a.plan = a.tok == '(' || a.at("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE")
-		return a.plan
-	case thenVariables:
+		a.next()
+		return !a.atEnd()
+	case thenWith:
+		return a.with()
+	case thenPlan:
+		return a.explain()
+	case thenBody:
+		a.inner()
+	case thenSet:
 		a.set()
-	case thenLevel:
-		a.info.Next = cmp.Or(a.characteristics(), AnyLevel) // READ ONLY, or READ WRITE
-	case thenLoaded:
-		a.load()
-	case thenCreated:
-		a.created()
+	case thenName:
+		a.skip()
+		a.objectName()
+		a.whole = a.atEnd() && (a.object != "" || f.kind == "locks")
+		if f.leaves != 0 && f.by == "" && !a.whole {
+			a.leaves |= leavesAny
+		}
+	case thenTarget:
+		a.skip()
+		if a.objectName(); a.object == "" {
+			a.info.Changes = MayChange
+		}
+		a.ask()
 	case thenTables:
 		if a.asked != nil {
 			a.changed()
+		}
+	case thenLoad:
+		a.load()
+	}
+	return false
+}
+
+// with goes on to the main verb, outside of the parentheses of its queries: x [(a)] AS (…) [CYCLE a RESTRICT], ….
+func (a *analyzer) with() (another bool) {
+	outer := a.depth
+	for ; !a.atEnd(); a.next() {
+		switch {
+		case a.tok == '(' && a.prior.tok == ')' && a.depth == outer+1,
+			a.depth == outer && a.at("SELECT", "TABLE", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE"):
+			return true
+		case a.depth == outer:
+			a.alias = true // x (a)
+		}
+	}
+	return false
+}
+
+// explain goes on to the statement that is explained, if it runs: behind ANALYZE. Others may read all the same: the optimizer
+// looks up constants, MySQL its data dictionary. MySQL explains a locking read without locks.
+func (a *analyzer) explain() (runs bool) {
+	runs = is(a.verb, "ANALYZE")
+	a.plan = !runs
+	for ; !a.atEnd(); a.next() {
+		if runs = runs || a.at("ANALYZE"); runs && a.at("SELECT", "WITH", "VALUES", "INSERT", "REPLACE", "UPDATE", "DELETE") {
+			a.plan = true
+			return true
 		}
 	}
 	return false
@@ -351,76 +320,14 @@ func (a *analyzer) goOn(to more) (another bool) {
 
 // load goes through a LOAD DATA or LOAD XML.
 func (a *analyzer) load() {
-	set := false
 	for ; !a.atEnd(); a.next() {
-		switch {
-		case a.at("LOCAL"):
-			a.info.FromClient = true
-		case a.at("SET") && !is(a.before(), "CHARACTER"):
-			set, a.functions = true, false // what was before it are columns
-		case a.asked != nil && is(a.before(), "TABLE"): // INTO TABLE x
+		a.info.FromClient = a.info.FromClient || a.at("LOCAL")
+		if is(a.before(), "TABLE") { // INTO TABLE x
 			a.objectName()
 			a.ask()
 		}
 	}
-	a.functions = a.functions && set
 	if a.variables { // (a, @x): read into @x
 		a.leaves |= leavesAny
-	}
-}
-
-// created goes through what a CREATE TEMPORARY TABLE has behind the name.
-func (a *analyzer) created() {
-	query := false
-	for ; !a.atEnd(); a.next() {
-		if a.at("SELECT", "TABLE", "VALUES") && !query {
-			query, a.functions = true, false // what was before it are columns
-		}
-	}
-	a.functions = a.functions && query
-}
-
-// with goes on to the main verb: the first word after a query in parentheses that does not belong to the list of
-// x [(a)] AS (…) [CYCLE a RESTRICT], …
-func (a *analyzer) with() (another bool) {
-	outer := a.depth
-	if a.tok == '(' {
-		outer--
-	}
-	for ; !a.atEnd(); a.next() {
-		closed := a.prior.tok == ')' || is(a.before(), "RESTRICT")
-		switch {
-		case a.tok == '(' && closed && a.depth == outer+1:
-			return true
-		case a.depth > outer, a.at("RESTRICT"):
-		case a.tok == word && closed && !a.at("AS", "CYCLE"):
-			return true
-		default:
-			a.alias = true // x (a)
-		}
-	}
-	return false
-}
-
-// explain goes on to the statement that is explained, and reports whether it runs: behind EXPLAIN
-// ANALYZE. Others may read all the same: the optimizer looks up constants, MySQL its data
-// dictionary. MySQL explains a locking read without locks.
-func (a *analyzer) explain() (runs bool) {
-	a.plan = true
-	for ; ; a.next() {
-		switch {
-		case a.at("ANALYZE"):
-			runs = true
-		case a.at("FORMAT"): // =JSON
-			a.next()
-			a.next()
-		case a.at("INTO"): // @x
-			a.next()
-		case a.at("FOR") && runs: // SCHEMA x
-			a.next()
-			a.next()
-		default:
-			return runs
-		}
 	}
 }

@@ -23,7 +23,7 @@ func FuzzLook(f *testing.F) {
 		if w := firstWord(q); slices.Contains(writeVerbs, w) && got.Kind == Read {
 			t.Errorf("%s is Read", w)
 		}
-		if i := analyze(q); onlyCounts(q) && strings.Count(q, "`")%2 == 0 { // else no server takes it
+		if i := analyze(q); PlainWrite(q) && strings.Count(q, "`")%2 == 0 { // else no server takes it
 			i.Snapshot = false // a table that is called mysql is none of a system schema
 			if i != got {
 				t.Errorf("%+v at a glance, %+v where it is read", got, i)
@@ -44,7 +44,7 @@ func FuzzLook(f *testing.F) {
 
 		// What a server skips changes nothing. (Look would find a condition in */*!1.)
 		for _, space := range []string{" \t\r\n", "/* ; COMMIT ' */ ", "-- '\n", "#\"\n", "/*+ x */\v"} {
-			if l := Look(space + q); l != got {
+			if l := Look(space + q); l != got && !guessed(q) {
 				t.Errorf("%+v with %q in front, %+v without", l, space, got)
 			}
 		}
@@ -55,13 +55,22 @@ func FuzzLook(f *testing.F) {
 				t.Errorf("%+v with %q in front", l, call)
 			}
 		}
-		if upper := strings.ToUpper(q); got.Functions && !strings.Contains(upper, "(") && !strings.Contains(upper, "NEXT") && !strings.Contains(upper, "SETVAL") {
+		if upper := strings.ToUpper(q); got.Functions && !guessed(q) && !strings.Contains(upper, "(") && !strings.Contains(upper, "NEXT") && !strings.Contains(upper, "SETVAL") {
 			t.Error("calls a function without a parenthesis, or a sequence")
 		}
 
 		quoted(t, q)
 		unquoted(t, q, got)
 	})
+}
+
+// guessed reports whether nothing can be said of the text, so that at most its first word counts.
+func guessed(q string) bool {
+	a := analyzer{lexer: lexer{text: q}}
+	for a.another() {
+		a.scan()
+	}
+	return a.hopeless
 }
 
 var writeVerbs = []string{
@@ -123,7 +132,7 @@ func unquoted(t *testing.T, q string, got Info) {
 		t.Errorf("%+v in upper case, %+v as it is", l, got)
 	}
 	// A parenthesis may mean doubt of the snapshot.
-	if firstWord(q) == "SELECT" && !strings.Contains(q, ";") && balanced(q) {
+	if firstWord(q) == "SELECT" && !strings.Contains(q, ";") && balanced(q) && !guessed(q) {
 		l := Look("( (" + q + "\n))")
 		if !l.Snapshot && got.Snapshot {
 			t.Errorf("%+v in parentheses, %+v without", l, got)

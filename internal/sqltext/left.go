@@ -7,105 +7,67 @@ import (
 	"strings"
 )
 
-// Left is what statements have left on a connection, as far as their texts tell: another
-// connection does not have it. The body of a procedure is not seen. The zero value is a
-// new connection.
+// Left is what statements have left on a connection, as far as their texts tell: another connection does not have it. The body
+// of a procedure is not seen. The zero value is a new connection.
 type Left struct {
-	left  map[string]string // what is there to what has left it; never changed, but replaced
+	left  map[string]string // what is there to what has left it
 	named int               // locks of GET_LOCK
 	vars  bool              // SELECT @x := … has set a user variable
 }
 
-// Note remembers what a text leaves, and what it takes away if it ends well. What is
-// not understood stays for as long as the connection does. A query may have further
-// results, of statements of which nobody knows yet whether they run.
-func (l *Left) Note(text string, info Info, query bool, err error) {
+// note says that what is left, or taken back, unless by says what has left it.
+type note struct{ what, by string }
+
+// Note remembers what a text leaves, and what it takes away: that is, if it is one statement without doubt, and has ended
+// well. What is not understood stays for as long as the connection does.
+func (l *Left) Note(text string, info Info, err error) {
 	if !info.Taints && (info.Kind != Commits || len(l.left) == 0) {
 		return
 	}
-	var either Left
-	runs := false
-	for a := range (analyzer{left: *l, notes: true, adds: err != nil, query: query}).eachWay(text) {
-		if a.hopeless {
-			l.keep("anything", "", "SQL text")
-			return
+	a := analyzer{lexer: lexer{text: text}, notes: true}
+	for a.another() {
+		before := len(a.noted)
+		if a.scan(); a.n == 0 { // no server accepts it so
+			a.noted = a.noted[:before]
 		}
-		either.or(a.left)
-		runs = true
 	}
-	if runs {
-		*l = either
+	if a.hopeless {
+		a.note("anything", "SQL text")
 	}
-}
-
-// or adds what is left in another reading.
-func (l *Left) or(other Left) {
-	l.left = merged(l.left, other.left)
-	l.named, l.vars = max(l.named, other.named), l.vars || other.vars
-}
-
-func merged(m, with map[string]string) map[string]string {
-	both := maps.Clone(m)
-	if both == nil {
-		return with
+	takes := err == nil && a.n == 1 && !a.doubt && !a.hopeless
+	for _, n := range a.noted {
+		switch {
+		case n.by != "" && l.left == nil:
+			l.left = map[string]string{n.what: n.by}
+		case n.by != "":
+			l.left[n.what] = n.by
+		case takes:
+			delete(l.left, n.what)
+		}
 	}
-	maps.Copy(both, with)
-	return both
-}
-
-// keep remembers an object of a kind, whose name counts in any case, and what has left it.
-func (l *Left) keep(kind, object, by string) {
-	object = strings.ToLower(object)
-	if kind == "variable" {
-		by += " " + object
-	}
-	l.left = merged(l.left, map[string]string{kind + " " + object: by})
-}
-
-// note tells the Left, if it is to be told, of an object that the statement leaves, or takes away: then by is "".
-func (a *analyzer) note(kind, object, by string) {
-	switch {
-	case !a.notes:
-	case by != "":
-		a.left.keep(kind, object, by)
-	case !a.adds:
-		a.left.left = maps.Clone(a.left.left)
-		delete(a.left.left, kind+" "+strings.ToLower(object))
-	}
-}
-
-// userLock notes a call of a function of keyUserLock, at its parenthesis.
-func (a *analyzer) userLock(function string) {
-	a.leaves |= leavesNoted
-	switch {
-	case a.qualified || a.prior.tok != word:
-		a.leaves |= leavesAny
-	case is(function, "GET_LOCK"):
-		a.taken++
-	case is(function, "RELEASE_LOCK"):
-		a.released++
-	case is(function, "RELEASE_ALL_LOCKS"):
-		a.released = 1 << 30
-	default:
-		a.leaves |= leavesAny
-	}
-}
-
-// leave tells the Left of a statement that has ended.
-func (a *analyzer) leave() {
-	l := &a.left
-	if a.leaves&leavesAny != 0 {
-		l.keep("anything", "", cmp.Or(strings.ToUpper(a.name), "SQL text"))
-	}
-	if a.form.kind != "" {
-		a.note(a.form.kind, a.schema+"."+a.object, a.form.by)
-	}
-	if !a.adds {
+	if takes {
 		l.named = max(0, l.named-a.released)
 	}
 	l.named += a.taken
-	l.vars = l.vars || a.leaves&leavesVariables != 0
-	a.adds = a.adds || a.query
+	l.vars = l.vars || a.assigns
+}
+
+// note notes what the statement leaves, or takes away: then by is "".
+func (a *analyzer) note(what, by string) {
+	if a.notes {
+		a.noted = append(a.noted, note{what, by})
+	}
+}
+
+// leave notes what a statement that has ended leaves, by its form.
+func (a *analyzer) leave() {
+	if a.leaves&leavesAny != 0 {
+		a.note("anything", cmp.Or(strings.ToUpper(a.verb), "SQL text"))
+	}
+	if f := a.form; f.kind != "" && (f.by != "" || a.whole) {
+		a.note(f.kind+" "+strings.ToLower(a.schema+"."+a.object), f.by)
+	}
+	a.assigns = a.assigns || a.leaves&leavesVariables != 0
 }
 
 // Locks is what has locked tables, so that other connections wait; "" for nothing.

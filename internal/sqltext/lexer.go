@@ -1,7 +1,6 @@
 package sqltext
 
 import (
-	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -19,43 +18,14 @@ const (
 	other    token = '?'
 )
 
-// reading is one way in which a server may cut a text into tokens. The zero value is what a
-// server does that has been left at its defaults, with all conditional comments being comments.
-type reading struct {
-	plainSingle bool // a backslash in '…' is a byte like any other
-	plainDouble bool // the same for "…"
-	wide        bool // gbk and the like: a character may end in an ASCII byte
-	holds       int  // bit i: the conditional comments with conditions[i] are code
-}
+// quotings counts the ways in which servers may read strings. In the first one a backslash escapes what follows it, in the
+// second one not within "…", which is a name under ANSI_QUOTES, and in the third one nowhere (NO_BACKSLASH_ESCAPES).
+const quotings = 3
 
-// quotings are the readings by which sql_mode sets servers apart.
-var quotings = [...]reading{
-	{},
-	{plainDouble: true},                    // ANSI_QUOTES: "…" is a name
-	{plainDouble: true, plainSingle: true}, // NO_BACKSLASH_ESCAPES
-}
-
-// readings counts the readings of a text that has so many different conditions.
-func readings(text string, conditions int) int {
-	n := len(quotings) << conditions
-	if utf8.ValidString(text) {
-		return n
-	}
-	return 2 * n // each of them wide, too
-}
-
-// readingOf returns the n-th reading, beginning with the zero value.
-func readingOf(n, conditions int) reading {
-	quoting := n >> conditions
-	r := quotings[quoting%len(quotings)]
-	r.holds, r.wide = n&(1<<conditions-1), quoting >= len(quotings)
-	return r
-}
-
-// lexer cuts text into tokens, in one reading. Comments, and conditional ones that don't hold,
-// are skipped like whitespace.
+// lexer cuts text into tokens, in one of the ways in which a server may. Comments are skipped like whitespace.
 type lexer struct {
 	text      string
+	way       int   // the quoting, from 1 on
 	tok       token // the current token, which is text[from:pos]
 	from, pos int
 	prior     struct {
@@ -63,13 +33,20 @@ type lexer struct {
 		from, to int
 	}
 
-	reading     reading
-	conditions  [3]string // of conditional comments, if they are known yet
-	conditional bool      // the lexer is in one that holds
-
 	broken   bool // every server rejects this statement; nothing after it runs
-	doubt    bool // another reading may cut the text differently
+	inside   bool // the lexer is in a conditional comment
+	doubt    bool // another way may cut the text differently
 	hopeless bool // nothing can be said about the text
+}
+
+// another begins the text in the next way, if a server may read it so and anything can be said about it.
+func (l *lexer) another() bool {
+	l.hopeless = l.hopeless || l.doubt && !utf8.ValidString(l.text) // in gbk and the like a character may end in a backslash
+	if l.hopeless || l.way == quotings || l.way > 0 && !l.doubt {
+		return false
+	}
+	*l = lexer{text: l.text, way: l.way + 1, tok: other, doubt: l.doubt}
+	return true
 }
 
 type class byte
@@ -150,9 +127,7 @@ func (l *lexer) lex() token {
 		}
 	}
 	l.from = l.pos
-	if l.conditional {
-		l.broken = true
-	}
+	l.broken = l.broken || l.inside
 	return end
 }
 
@@ -164,21 +139,21 @@ func (l *lexer) peek(i int) byte {
 	return 0
 }
 
-// special handles what begins with any other byte. It returns end where it
-// has skipped a comment.
+// special handles what begins with any other byte. It returns end where it has skipped a comment.
 func (l *lexer) special(c byte) token {
 	next := l.peek(1)
 	switch {
 	case c == '#', c == '-' && next == '-' && (l.peek(2) <= ' ' || l.peek(2) == 0x7f):
-		for l.pos < len(l.text) && l.text[l.pos] != '\n' && l.text[l.pos] != 0 { // a NUL ends it, too
-			l.pos++
+		if i := strings.IndexAny(l.text[l.pos:], "\n\x00"); i >= 0 { // a NUL ends it, too
+			l.pos += i
+		} else {
+			l.pos = len(l.text)
 		}
 		return end
 	case c == '/' && next == '*':
-		l.comment()
-		return end
-	case c == '*' && next == '/' && l.conditional:
-		l.conditional = false
+		return l.comment()
+	case c == '*' && next == '/' && l.inside:
+		l.inside = false
 		l.pos += 2
 		return end
 	case c == '@':
@@ -190,76 +165,33 @@ func (l *lexer) special(c byte) token {
 	case c == '.' && classes[next] == classDigit && (l.pos == 0 || classes[l.text[l.pos-1]] > classDigit):
 		return l.number()
 	case c == '\\' && next != 'N': // \N is NULL, on some servers
-		return l.fail()
+		return l.stop(false)
 	}
 	l.pos++
 	return other
 }
 
-// comment skips the comment at pos, or enters it if it is conditional and holds: /*!80000 … */,
-// /*M!100000 … */. Optimizer hints are comments: nothing in them is of interest.
-func (l *lexer) comment() {
+// comment skips the comment at pos, or enters it if it is conditional, as /*!80000 … */ and /*M!100000 … */: some servers run
+// what is in it, so that nothing can be said for sure.
+func (l *lexer) comment() token {
 	inside, _, ends := strings.Cut(l.text[l.pos+2:], "*/")
-	c := conditionAt(l.text[l.pos:])
-	l.doubt = l.doubt || c != ""
-	i := slices.Index(l.conditions[:], c)
-	switch {
-	case l.conditional, c != "" && strings.Contains(inside, "/*"):
-		l.giveUp() // the servers differ in what they let nest
-	case c != "" && i >= 0 && l.reading.holds>>i&1 == 1:
-		l.conditional = true
-		l.pos += len(c)
-	case !ends:
-		l.fail()
-	default:
-		l.pos += len("/*") + len(inside) + len("*/")
+	if body, conditional := strings.CutPrefix(strings.TrimPrefix(inside, "M"), "!"); conditional {
+		l.hopeless, l.inside = true, true
+		l.pos += len("/*") + len(inside) - len(body)
+		l.digits()
+		return end
 	}
-}
-
-// conditionAt returns the condition of the conditional comment with which the text begins, such as /*!80000; "" if there
-// is none. A version has five or six digits. With others they are code, but no number changes what a statement means here.
-func conditionAt(text string) string {
-	size := len("/*!")
-	switch {
-	case strings.HasPrefix(text, "/*M!"):
-		size++
-	case !strings.HasPrefix(text, "/*!"):
-		return ""
+	if !ends {
+		return l.stop(false)
 	}
-	for n := 0; n < 6 && size < len(text) && classes[text[size]] == classDigit; n++ {
-		size++
-	}
-	return text[:size]
-}
-
-// conditionsIn returns the conditions in the text, each once, also those that only look so because they are inside a
-// string. n is how many there are, or one more than all has room for.
-func conditionsIn(text string) (all [3]string, n int) {
-	for i := strings.Index(text, "/*"); i >= 0 && n <= len(all); i = strings.Index(text, "/*") {
-		c := conditionAt(text[i:])
-		if c != "" && !slices.Contains(all[:n], c) {
-			if n < len(all) {
-				all[n] = c
-			}
-			n++
-		}
-		text = text[i+1:]
-	}
-	return all, n
-}
-
-// fail ends a text that no server accepts from here on.
-func (l *lexer) fail() token {
-	l.pos = len(l.text)
-	l.from, l.broken = l.pos, true
-	l.doubt = l.doubt || !l.reading.wide && !utf8.ValidString(l.text) // in another character set it may be sound
+	l.pos += len("/*") + len(inside) + len("*/")
 	return end
 }
 
-// giveUp ends a text of which nothing can be said.
-func (l *lexer) giveUp() token {
+// stop ends a text that no server accepts from here on, or of which nothing can be said, as in another character set.
+func (l *lexer) stop(hopeless bool) token {
 	l.pos = len(l.text)
-	l.from, l.hopeless, l.broken = l.pos, true, true
+	l.from, l.broken, l.hopeless = l.pos, true, l.hopeless || hopeless || !utf8.ValidString(l.text)
 	return end
 }
 
@@ -268,26 +200,19 @@ func (l *lexer) word() token {
 	for i < len(l.text) && classes[l.text[i]] <= classDigit {
 		all |= l.text[i]
 		i++
-		if l.half(l.text, i) {
-			i++
-		}
 	}
 	w := l.text[l.pos:i]
 	l.pos = i
-	if w[0] == '$' && strings.IndexByte(w[1:], '$') >= 0 {
-		return l.giveUp() // $tag$…$tag$ quotes on MySQL 9 and is a name elsewhere
-	}
-	if all >= 0x80 && !utf8.ValidString(w) {
-		if strings.IndexByte(w, 0xa0) >= 0 {
-			return l.giveUp() // a no-break space in latin1, where it does separate words
-		}
-		l.doubt = l.doubt || l.peek(0) == '`' && !l.reading.wide // the second half of a character in gbk or sjis
+	switch {
+	case w[0] == '$' && strings.IndexByte(w[1:], '$') >= 0: // $tag$…$tag$ quotes on MySQL 9 and is a name elsewhere
+		return l.stop(true)
+	case all >= 0x80 && !utf8.ValidString(w) && (strings.IndexByte(w, 0xa0) >= 0 || l.peek(0) == '`'):
+		return l.stop(true) // a no-break space in latin1, where it does separate words; a half of a character in gbk or sjis
 	}
 	return word
 }
 
-// number cuts as the servers do, which see FROM in 1e3FROM and 1.0FROM but a
-// name in 1FROM and 0x1FROM.
+// number cuts as the servers do, which see FROM in 1e3FROM and 1.0FROM but a name in 1FROM and 0x1FROM.
 func (l *lexer) number() token {
 	l.digits()
 	point := l.peek(0) == '.'
@@ -333,47 +258,32 @@ func (l *lexer) variable() token {
 	return variable
 }
 
-// quoted cuts '…', "…" or `…`. A doubled quote inside needs no care: it
-// makes two tokens of one, and nothing here depends on their number.
+// quoted cuts '…', "…" or `…`. A doubled quote inside needs no care: it makes two tokens of one, and nothing here depends
+// on their number.
 func (l *lexer) quoted(quote byte) token {
-	t, escapes := name, false
-	switch quote {
-	case '\'':
-		t, escapes = literal, !l.reading.plainSingle
-	case '"':
-		escapes = !l.reading.plainDouble
+	t, escapes := name, quote == '"' && l.way == 1 || quote == '\'' && l.way < 3
+	if quote == '\'' {
+		t = literal
 	}
 	rest := l.text[l.pos+1:]
 	size := strings.IndexByte(rest, quote)
-	if size > 0 && (l.reading.wide || escapes && strings.IndexByte(rest[:size], '\\') >= 0) {
-		size = l.closing(rest, quote, escapes)
+	for i := 0; escapes && i < size; i++ {
+		skip := strings.IndexByte(rest[i:size], '\\')
+		if skip < 0 {
+			break
+		}
+		if i += skip + 1; i == size { // the quote is escaped
+			l.doubt = true
+			if size = strings.IndexByte(rest[i+1:], quote); size >= 0 {
+				size += i + 1
+			}
+		}
 	}
 	if size < 0 {
-		return l.fail()
+		return l.stop(false)
 	}
 	l.pos += 1 + size + 1
 	return t
-}
-
-// closing finds the closing quote, -1 if there is none, where some bytes don't stand for themselves.
-func (l *lexer) closing(rest string, quote byte, escapes bool) int {
-	for i := 0; i < len(rest); i++ {
-		switch c := rest[i]; {
-		case c == quote:
-			return i
-		case l.half(rest, i+1):
-			i++
-		case c == '\\' && escapes:
-			i++
-			l.doubt = l.doubt || i < len(rest) && rest[i] == quote
-		}
-	}
-	return -1
-}
-
-// half reports whether the byte at i is the second half of a character.
-func (l *lexer) half(text string, i int) bool {
-	return l.reading.wide && text[i-1] > 0x80 && i < len(text) && text[i] >= 0x40
 }
 
 // unquote takes the quotes off a string or a name. It leaves doubled ones in it alone.
@@ -384,18 +294,9 @@ func unquote(w string) string {
 	return w
 }
 
-// is reports whether w is the keyword upper, in whatever case. The keyword
-// consists of A to Z and _ only.
+// is reports whether w is the keyword upper, in whatever case.
 func is(w, upper string) bool {
-	if len(w) != len(upper) {
-		return false
-	}
-	for i := range len(upper) {
-		if w[i]&^0x20 != upper[i] {
-			return false
-		}
-	}
-	return true
+	return len(w) == len(upper) && w[0]&^0x20 == upper[0] && strings.EqualFold(w, upper)
 }
 
 func isOneOf(w string, upper ...string) bool {

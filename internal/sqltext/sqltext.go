@@ -1,136 +1,112 @@
-// Package sqltext takes a conservative look at SQL text: what does running it
-// mean for a transaction that holds a lock? It knows MySQL 8 and 9 and
-// MariaDB 10.11 and later. It does not parse SQL; it cuts the text into tokens
-// and goes by the verb of each statement and a handful of words after it.
+// Package sqltext takes a conservative look at SQL text: what does running it mean for a transaction that holds a lock? It
+// knows MySQL 8 and 9 and MariaDB 10.11 and later. It does not parse SQL: it cuts the text into tokens (lexer.go), looks the
+// first words of each statement up in a table (forms.go), and takes note of a handful of words behind them (statement.go).
 //
 // Where a text can mean two things, the answer is the more dangerous one:
 //
-//   - sql_mode is not known here. NO_BACKSLASH_ESCAPES and ANSI_QUOTES change
-//     where a string ends, so a text with an escaped quote (it\'s) is read in
-//     each way, and the answers are combined.
-//   - /*!80000 … */ and /*M!100000 … */ may be code or comment. Every distinct
-//     condition is tried both ways, up to three of them; a text with more, or
-//     with comments nested in them, counts as the worst there is.
-//   - A statement that no server accepts (unterminated string or comment, stray
-//     backslash) does nothing, nor does what follows it. Only the readings in
-//     which it can run count; if there is none, it is a Write.
+//   - sql_mode is not known here. NO_BACKSLASH_ESCAPES and ANSI_QUOTES change where a string ends, so a text with an escaped
+//     quote (it\'s) is read in each way, and the answers are combined.
+//   - /*!80000 … */ and /*M!100000 … */ may be code or comment. A SELECT, INSERT, REPLACE, UPDATE or DELETE with such a comment
+//     is a Write, if it plainly is one statement; other texts count as the worst there is. So does a text in which an escaped
+//     quote may be the half of a character, as in gbk.
+//   - A statement that no server accepts (unterminated string or comment, stray backslash) does nothing, nor does what follows
+//     it. Only the readings in which it can run count; if there is none, it is a Write.
 //
-// What can't be seen in the text is not judged: the body of a stored function,
-// trigger or view, and variables such as completion_type, which makes COMMIT
-// open the next transaction. Text is taken to be in a character set in which
-// every ASCII byte is that ASCII character (UTF-8, latin1); for gbk, big5 and
-// sjis it makes an effort.
+// What can't be seen in the text is not judged: the body of a stored function, trigger or view, and variables such as
+// completion_type, which makes COMMIT open the next transaction. Text is taken to be in a character set in which every ASCII
+// byte is that ASCII character (UTF-8, latin1).
 //
-// What the servers do was measured, not only read up: MySQL 9.7.4 and
-// MariaDB 10.11.19, REPEATABLE READ. The tests have the answers that earlier
-// versions gave, and the difference to today's, in testdata/answers.txt.
+// What the servers do was measured, not only read up: MySQL 9.7.4 and MariaDB 10.11.19, REPEATABLE READ. The tests have the
+// answers that earlier versions gave, and the difference to today's, in testdata/answers.txt.
 package sqltext
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 )
 
-// Kind says what running a query text means for a transaction that holds a
-// lock. The zero value is Write.
+// Kind says what running a query text means for a transaction that holds a lock. The zero value is Write.
 type Kind uint8
 
 const (
-	// Write may change data. It is the answer whenever there is doubt, for an
-	// empty text too, and for CALL, whatever the procedure does.
+	// Write may change data. It is the answer whenever there is doubt, for an empty text too, and for CALL, whatever the
+	// procedure does.
 	Write Kind = iota
 	// Read only reads, as far as the text tells.
 	Read
-	// Commits ends the open transaction, explicitly or implicitly, or may do
-	// so: ROLLBACK counts too, what commits in some cases only (SET
-	// autocommit = 1 where it was 0), and what runs any statement (EXECUTE).
+	// Commits ends the open transaction, explicitly or implicitly, or may do so: ROLLBACK counts too, what commits in some
+	// cases only (SET autocommit = 1 where it was 0), and what runs any statement (EXECUTE).
 	Commits
 )
 
-// Changes says what tells whether running a text has changed data. The zero value is
-// MayChange.
+// Changes says what tells whether running a text has changed data. The zero value is MayChange.
 type Changes uint8
 
 const (
-	// MayChange: nothing tells, so it may have. It is the answer whenever there is
-	// doubt, and for whatever may run a procedure, or a function that is none of the
-	// server's own.
+	// MayChange: nothing tells, so it may have. It is the answer whenever there is doubt, and for whatever may run a
+	// procedure, or a function that is none of the server's own.
 	MayChange Changes = iota
-	// ChangesCounted: the number of rows that the server says are affected. A trigger
-	// on rows that were found and left as they were can't be seen from the text.
+	// ChangesCounted: the number of rows that the server says are affected. A trigger on rows that were found and left as
+	// they were can't be seen from the text.
 	ChangesCounted
 	// ChangesNothing: the text alone. It reads, or it sets savepoints or variables.
 	ChangesNothing
 )
 
-// Info is the answer of Look. Of a text of several statements each flag but Defines says that
-// one of them does so.
+// Info is the answer of Look. Of a text of several statements each flag but Defines says that one of them does so.
 type Info struct {
 	Kind Kind
 
 	// Changes says how to tell whether running this has changed data.
 	Changes Changes
 
-	// Defines: Commits only because it defines something, such as a table, an index or a
-	// privilege, or looks after a table (DDL, GRANT, ANALYZE TABLE). Outside of a
-	// transaction it leaves none open, and no lock. False in doubt, and for a text of
-	// several statements of which one does something else.
+	// Defines: Commits only because it defines something, such as a table, an index or a privilege, or looks after a table
+	// (DDL, GRANT, ANALYZE TABLE). Outside of a transaction it leaves none open, and no lock. False in doubt, and for a text
+	// of several statements of which one does something else.
 	Defines bool
 
-	// Snapshot: a REPEATABLE READ transaction may get its snapshot from this,
-	// so that what it reads later can be older than a lock it takes later.
-	// True for reads, in doubt too, unless each SELECT, subqueries included, has a locking
-	// clause for all its tables, or nothing is read and called.
+	// Snapshot: a REPEATABLE READ transaction may get its snapshot from this, so that what it reads later can be older than a
+	// lock it takes later. True for reads, in doubt too, unless there is one SELECT alone, with a locking clause for all its
+	// tables, or nothing is read and called.
 	//
-	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included: for
-	// them InnoDB reads with locks. But not where they name a system schema, or may
-	// call a stored function, whose own SELECTs read without. Triggers and views
-	// are not seen.
+	// False for INSERT, REPLACE, UPDATE and DELETE, their subqueries included: for them InnoDB reads with locks. But not where
+	// they name a system schema, or may call a stored function, whose own SELECTs read without. Triggers and views are not seen.
 	Snapshot bool
 
-	// Taints: leaves something on the connection that outlives the
-	// transaction, or removes such a thing: variables, default database,
-	// prepared statements, temporary tables, table and user-level locks.
+	// Taints: leaves something on the connection that outlives the transaction, or removes such a thing: variables, default
+	// database, prepared statements, temporary tables, table and user-level locks.
 	Taints bool
 
-	// Tables: names a table of the application's whose rows it reads, in a query, or
-	// into variables or another table. SHOW, EXPLAIN and what only computes don't, nor
-	// do INSERT, REPLACE, UPDATE and DELETE count.
+	// Tables: names a table of the application's whose rows it reads, in a query, or into variables or another table. SHOW,
+	// EXPLAIN and what only computes don't, nor do INSERT, REPLACE, UPDATE and DELETE count.
 	Tables bool
 
-	// Functions: a query that is a Write since it runs a stored or loadable function,
-	// which may write, or may do so: it calls something by a name that is none of a
-	// built-in function, or draws from a sequence. It reads, too. False is no proof that
-	// no query writes: a view can call functions that the text does not name. (Generated
-	// columns, defaults and checks can't.)
+	// Functions: a query that is a Write since it runs a stored or loadable function, which may write, or may do so: it calls
+	// something by a name that is none of a built-in function, or draws from a sequence. It reads, too. False is no proof that
+	// no query writes: a view can call functions that the text does not name. (Generated columns, defaults and checks can't.)
 	Functions bool
 
-	// Calls: runs a stored procedure, which may end the transaction unseen. Not
-	// set where the text alone is enough for Commits.
+	// Calls: runs a stored procedure, which may end the transaction unseen. Not set where the text alone is enough for Commits.
 	Calls bool
 
-	// Recalls: what it answers or writes may depend on what earlier statements have
-	// left on the connection: variables, LAST_INSERT_ID() and the like, warnings, the
-	// connection's id. Unqualified names, which depend on the default database, and
-	// temporary tables can't be told from others.
+	// Recalls: what it answers or writes may depend on what earlier statements have left on the connection: variables,
+	// LAST_INSERT_ID() and the like, warnings, the connection's id. Unqualified names, which depend on the default database,
+	// and temporary tables can't be told from others.
 	Recalls bool
 
-	// Anywhere: another connection may answer what it Recalls. It sets the variables that
-	// it reads, as in SELECT @n := @n + 1, or asks for the id of the connection.
+	// Anywhere: another connection may answer what it Recalls. It sets the variables that it reads, as in SELECT @n := @n + 1,
+	// or asks for the id of the connection.
 	Anywhere bool
 
-	// FromClient: LOAD DATA LOCAL. If the client fails to send what is to be loaded, the
-	// statement ends well for the server, with a part of it.
+	// FromClient: LOAD DATA LOCAL. If the client fails to send what is to be loaded, the statement ends well for the server,
+	// with a part of it.
 	FromClient bool
 
-	// GoesBack: rolls back to a savepoint, which can free the row locks that the
-	// transaction has taken since.
+	// GoesBack: rolls back to a savepoint, which can free the row locks that the transaction has taken since.
 	GoesBack bool
 
-	// Session are the isolation levels that transactions of the connection may have
-	// from now on, if this sets them; Next are those of the next transaction alone,
-	// AnyLevel also where only READ ONLY or READ WRITE is said of it.
+	// Session is AnyLevel if this may set the isolation level that transactions of the connection have from now on, and Next
+	// if it may say what the next transaction alone is to be.
 	Session, Next Levels
 
 	// Effect is what it does to the connection's State.
@@ -143,97 +119,36 @@ var worst = Info{
 	Session: AnyLevel, Effect: anyEffect, GoesBack: true,
 }
 
-// Look says what running query means. Several statements separated by ; count
-// together: Commits over Write over Read. It looks at the text only, never fails, and does
-// not keep query.
+// Look says what running query means. Several statements separated by ; count together: Commits over Write over Read. It looks
+// at the text only, never fails, and does not keep query.
 func Look(query string) Info {
-	if onlyCounts(query) {
+	if PlainWrite(query) {
 		return Info{Changes: ChangesCounted}
 	}
 	return analyze(query)
 }
 
-// onlyCounts knows most UPDATEs and DELETEs at a glance, without reading them: the server
-// counts the rows that they change, and the text says nothing else. Its bytes begin no
-// string, comment, call, variable or qualified name, and no word draws from a sequence.
-func onlyCounts(query string) bool { return simple(query, "", "UPDATE ", "DELETE ") }
-
-// simple reports whether the query begins with one of verbs, which have as many letters, and has behind it no bytes but
-// those of words and numbers, the usual ones between them, and more; no word that draws from a sequence, and no name whose
-// backquote is missing.
-func simple(query, more string, verbs ...string) bool {
-	verb := len(verbs[0])
-	if len(query) < verb || !slices.ContainsFunc(verbs, func(v string) bool { return strings.EqualFold(query[:verb], v) }) {
-		return false
-	}
-	for i := verb; i < len(query); i++ {
-		switch c := query[i]; {
-		case c == '-' && query[i-1] != '-' && i+1 < len(query) && query[i+1] != '-': // else it may begin a comment
-		case (classes[c] > classDigit || c == '$' || c >= 0x80) && strings.IndexByte(" \n\t,=?`<>+*", c) < 0 && strings.IndexByte(more, c) < 0:
-			return false
-		case c|0x20 == 'x' && strings.EqualFold(query[i-2:min(i+2, len(query))], "NEXT"):
-			return false
-		}
-	}
-	return strings.Count(query, "`")%2 == 0
-}
-
-// PlainRead knows most SELECTs, and PlainWrite most UPDATEs and DELETEs, that can have other statements in front of them and
-// behind them in one text: no byte of them begins what could reach into these, and a name in backquotes ends in the text. A
-// SELECT of a whole table is none.
-func PlainRead(query string) bool {
-	return simple(query, ".", "SELECT ") && strings.Contains(strings.ToUpper(query), " WHERE ")
-}
-
-// PlainWrite is PlainRead for what the server counts the rows of.
-func PlainWrite(query string) bool { return onlyCounts(query) }
-
-// Quiet knows most statements at a glance, without reading them: a single one that
-// reads or changes data, has no Effect, and leaves nothing behind on the connection
-// (Taints). It calls fewer so than there are.
-func Quiet(query string) bool {
-	for _, verb := range [...]string{"SELECT ", "INSERT ", "UPDATE ", "DELETE ", "REPLACE "} {
-		if len(query) > len(verb) && strings.EqualFold(query[:len(verb)], verb) {
-			return strings.IndexByte(query, ';') < 0 && strings.IndexByte(query, '@') < 0 && !namesLock(query)
-		}
-	}
-	return false
-}
-
-// namesLock reports whether a name in the text may be that of a function which takes
-// or gives back a lock: see keyUserLock.
-func namesLock(query string) bool {
-	for {
-		at := strings.IndexByte(query, '_')
-		if at < 0 {
-			return false
-		}
-		query = query[at+1:]
-		if len(query) >= 4 && (query[0]|0x20 == 'l' || query[0]|0x20 == 'u') &&
-			(strings.EqualFold(query[:4], "LOCK") || strings.EqualFold(query[:4], "UNLO")) {
-			return true
-		}
-	}
-}
-
 // analyze is Look for a text that has to be read.
 func analyze(query string) (all Info) {
-	a := analyzer{lexer: lexer{text: query, tok: other}}
-	if a.scan(); !a.doubt && !a.hopeless {
-		return a.sum
-	}
 	runs := false
-	for a := range (analyzer{}).eachWay(query) {
-		switch {
-		case a.hopeless:
-			return worst
+	a := analyzer{lexer: lexer{text: query}}
+	for a.another() {
+		switch a.scan(); {
+		case a.broken && a.n == 0: // no server accepts it so
 		case runs:
 			all = all.or(a.sum)
 		default:
 			all, runs = a.sum, true
 		}
 	}
-	return all
+	switch {
+	case !a.hopeless:
+		return all
+	case Quiet(query): // it is that, however the rest is read
+		reads := query[0]|0x20 == 's'
+		return Info{Snapshot: true, Tables: reads, Functions: reads, Recalls: strings.Contains(query, "(")}
+	}
+	return worst
 }
 
 // then is the answer for two statements, one after the other.
@@ -242,7 +157,6 @@ func (i Info) then(next Info) Info {
 	if i.Changes != next.Changes || i.Changes == ChangesCounted {
 		both.Changes = MayChange // of whose rows the server counts those of the last
 	}
-	both.Session, both.Next = i.Session|next.Session, i.Next|next.Next // which is in force where the text ends early is not known
 	both.Effect = i.Effect.then(next.Effect)
 	return both
 }
@@ -251,9 +165,6 @@ func (i Info) then(next Info) Info {
 func (i Info) or(other Info) Info {
 	one := i.either(other)
 	one.Changes = min(i.Changes, other.Changes)
-	if i.Session != other.Session || i.Next != other.Next {
-		one.Session, one.Next = AnyLevel, AnyLevel
-	}
 	if i.Effect != other.Effect {
 		one.Effect = anyEffect
 	}
@@ -275,33 +186,36 @@ func (i Info) either(other Info) Info {
 	i.Anywhere = i.Anywhere || other.Anywhere
 	i.FromClient = i.FromClient || other.FromClient
 	i.GoesBack = i.GoesBack || other.GoesBack
+	i.Session |= other.Session
+	i.Next |= other.Next
 	return i
 }
 
-// Verb returns the verb of query in upper case, for texts that people read; of several
-// statements, that of the first which may change data. It is "" where there is none.
+// Verb returns the verb of query in upper case, for texts that people read; of several statements, that of the first which may
+// change data. It is "" where there is none.
 func Verb(query string) string {
-	a := analyzer{lexer: lexer{text: query, tok: other}}
 	verb := ""
-	for a.read() {
+	a := analyzer{lexer: lexer{text: query}}
+	for a.another(); a.read(); {
 		if a.info.Changes != ChangesNothing {
-			verb = a.name
+			verb = a.verb
 			break
 		}
-		verb = cmp.Or(verb, a.name)
+		verb = cmp.Or(verb, a.verb)
 	}
 	return strings.ToUpper(verb)
 }
 
-// Savepoint returns the name of the savepoint that text sets, or with back, goes
-// back to. ok is false where text is anything else, several statements included, or
-// can be read in several ways. Names that differ only by case are the same.
+// Savepoint returns the name of the savepoint that text sets, or with back, goes back to. ok is false where text is anything
+// else, several statements included, or can be read in several ways. Names that differ only by case are the same.
 func Savepoint(text string) (savepoint string, back, ok bool) {
-	a := analyzer{lexer: lexer{text: text, tok: other}}
-	a.read()
+	a := analyzer{lexer: lexer{text: text}}
+	a.another()
+	if !a.read() || a.form.kind != "savepoint" || !a.whole || a.schema != "" {
+		return "", false, false
+	}
 	savepoint, back = strings.ToLower(a.object), a.info.GoesBack
-	saves := a.form != nil && a.form.saves && !a.dotted
-	if !saves || a.read() || a.broken || a.doubt || strings.ContainsFunc(savepoint, func(r rune) bool { return r >= 0x80 }) {
+	if a.read() || a.broken || a.doubt || a.hopeless || strings.ContainsFunc(savepoint, func(r rune) bool { return r >= 0x80 }) {
 		return "", false, false
 	}
 	return savepoint, back, true

@@ -100,14 +100,14 @@ var lockingReads = []look{
 	{"SELECT * FROM t FOR SHARE SKIP LOCKED", "Read"},
 	{"SELECT * FROM t LOCK IN SHARE MODE", "Read"},
 	{"SELECT COUNT(*) FROM t WHERE a IN (1,2) FOR UPDATE", "Read"},
-	{"(SELECT a FROM t FOR UPDATE) UNION ALL (SELECT a FROM u FOR UPDATE)", "Read"},
+	{"(SELECT a FROM t FOR UPDATE) UNION ALL (SELECT a FROM u FOR UPDATE)", "Read snapshot"},
 	{"(SELECT a FROM t FOR UPDATE) UNION ALL (SELECT a FROM u)", "Read snapshot"},
 	{"SELECT a FROM t UNION SELECT a FROM u FOR UPDATE", "Read snapshot"},
 	{"SELECT 1 UNION SELECT a FROM u FOR UPDATE", "Read snapshot"},
 	{"SELECT * FROM t, u FOR UPDATE OF t", "Read snapshot"}, // *
 	{"SELECT * FROM t, u FOR UPDATE OF t FOR SHARE OF u", "Read snapshot"},
 	{"SELECT * FROM t WHERE a IN (SELECT a FROM u) FOR UPDATE", "Read snapshot"}, // *
-	{"SELECT * FROM t WHERE a IN (SELECT a FROM u FOR SHARE) FOR UPDATE", "Read"},
+	{"SELECT * FROM t WHERE a IN (SELECT a FROM u FOR SHARE) FOR UPDATE", "Read snapshot"},
 	{"SELECT * FROM t WHERE a IN (TABLE u) FOR UPDATE", "Read snapshot"},
 	{"SELECT * FROM (SELECT * FROM t FOR UPDATE) d", "Read snapshot"},
 	{"SELECT * FROM (SELECT * FROM t) d FOR UPDATE", "Read snapshot"}, // *
@@ -144,7 +144,7 @@ var withs = []look{
 	{"WITH x AS (SELECT 1), y AS (SELECT (2)) DELETE FROM t", "Write"},
 	{"WITH x AS (SELECT 1)", "Write snapshot"},
 	{"WITH", "Write"},
-	{strings.Repeat("WITH x AS (SELECT 1) ", 20), "Commits snapshot taints"},
+	{strings.Repeat("WITH x AS (SELECT 1) ", 20), "Write snapshot"},
 }
 
 var writes = []look{
@@ -180,8 +180,8 @@ var writes = []look{
 	{"PREPARE s FROM 'COMMIT'", "Write taints"},
 	{"DEALLOCATE PREPARE s", "Write taints"},
 	{"DROP PREPARE s", "Write taints"},
-	{"CREATE TEMPORARY TABLE t (a INT)", "Write taints"},
-	{"CREATE OR REPLACE TEMPORARY TABLE t AS SELECT * FROM u", "Write taints"},
+	{"CREATE TEMPORARY TABLE t (a INT)", "Write snapshot taints"},
+	{"CREATE OR REPLACE TEMPORARY TABLE t AS SELECT * FROM u", "Write snapshot taints"},
 	{"DROP TEMPORARY TABLE t", "Write taints"},
 	{"FROBNICATE t", "Write"},
 	{"FROBNICATE f()", "Write snapshot"},
@@ -253,13 +253,13 @@ func TestAPlainUpdateOrDeleteIsKnownAtAGlance(t *testing.T) {
 		"INSERT INTO t SET a = 1":                                        false,
 		"SELECT a FROM t":                                                false,
 	} {
-		if onlyCounts(query) != want {
+		if PlainWrite(query) != want {
 			t.Errorf("%q: %v", query, !want)
 		}
 	}
 	for _, rows := range [][]look{queries, lockingReads, withs, writes, sets, commits, calling, several, comments, quotes} {
 		for _, row := range rows {
-			if i := analyze(row.query); onlyCounts(row.query) && i != (Info{Changes: ChangesCounted}) {
+			if i := analyze(row.query); PlainWrite(row.query) && i != (Info{Changes: ChangesCounted}) {
 				t.Errorf("%q: %+v", row.query, i)
 			}
 		}

@@ -1,8 +1,7 @@
 package sqltext
 
-// State is what may be the case on a connection, as far as the texts tell that ran
-// on it: a set, with one bit for each case. A new connection is Idle, unless it was
-// set up otherwise.
+// State is what may be the case on a connection, as far as the texts tell that ran on it: a set, with one bit for each case. A
+// new connection is Idle, unless it was set up otherwise.
 type State uint8
 
 const (
@@ -14,72 +13,61 @@ const (
 // Unknown is what nothing is known of.
 const Unknown = Idle | Open | Manual
 
-const states = 3
-
-// After is the state once a text has run to its end without an error.
-func (s State) After(e Effect) State { return e.whole.of(s) }
-
-// Within is the state where an error has ended a text, or where nobody has looked
-// how far it got.
-func (s State) Within(e Effect) State { return e.part.of(s) }
-
-// Effect says what a text does to the State of the connection that it runs on. The
-// zero value does nothing.
+// Effect says what a text does to the State of the connection that it runs on. The zero value does nothing.
 type Effect struct {
-	whole step // all of it has run
-	part  step // some of it has run, or nothing
+	after   [3]State // what may be the case, for each state before
+	several bool     // statements have an effect, so that in between anything may be the case
 }
 
-// step has for each state before what may come after it. The zero value does nothing.
-type step [states]State
-
-func (p step) of(before State) (after State) {
-	if p == (step{}) {
-		return before
+// After is the state once a text has run to its end without an error.
+func (s State) After(e Effect) (after State) {
+	if e == (Effect{}) {
+		return s
 	}
-	for i := range states {
-		if before&(1<<i) != 0 {
-			after |= p[i]
+	for i := range e.after {
+		if s&(1<<i) != 0 {
+			after |= e.after[i]
 		}
 	}
 	return after
 }
 
-// effect is that of one statement, by the state before it.
-func effect(idle, open, manual State) (e Effect) {
-	e.whole = step{idle, open, manual}
-	for i, after := range e.whole {
-		e.part[i] = after | 1<<i
+// Within is the state where an error has ended a text, or where nobody has looked how far it got.
+func (s State) Within(e Effect) State {
+	if e.several {
+		return Unknown
 	}
-	return e
+	return s | s.After(e)
 }
 
 // The effects that statements have.
 var (
-	begins    = effect(Open, Open, Manual)
-	ends      = effect(Idle, Idle, Manual)
-	mayEnd    = effect(Idle, Idle|Open, Manual)
-	manual    = effect(Manual, Manual, Manual)
-	auto      = effect(Idle, Open, Idle) // commits where it changes anything
-	mayAuto   = effect(Idle|Manual, Open|Manual, Idle|Manual)
-	anyEffect = effect(Unknown, Unknown, Unknown)
+	begins    = Effect{after: [...]State{Open, Open, Manual}}
+	ends      = Effect{after: [...]State{Idle, Idle, Manual}}
+	mayEnd    = Effect{after: [...]State{Idle, Idle | Open, Manual}}
+	manual    = Effect{after: [...]State{Manual, Manual, Manual}}
+	auto      = Effect{after: [...]State{Idle, Open, Idle}} // commits where it changes anything
+	mayAuto   = Effect{after: [...]State{Idle | Manual, Open | Manual, Idle | Manual}}
+	anyEffect = Effect{after: [...]State{Unknown, Unknown, Unknown}}
 )
 
 // then is the effect of one text after another.
-func (e Effect) then(next Effect) (both Effect) {
-	if next == (Effect{}) {
+func (e Effect) then(next Effect) Effect {
+	switch (Effect{}) {
+	case e:
+		return next
+	case next:
 		return e
 	}
-	for i := range states {
-		middle := e.whole.of(1 << i)
-		both.whole[i] = next.whole.of(middle)
-		both.part[i] = e.part.of(1<<i) | next.part.of(middle)
+	for i := range e.after {
+		e.after[i] = e.after[i].After(next)
 	}
-	return both
+	e.several = true
+	return e
 }
 
-// Levels are isolation levels of which one is in force, with one bit for each. The
-// zero value stands for what was in force before.
+// Levels are isolation levels of which one is in force, with one bit for each. The zero value stands for what was in force
+// before.
 type Levels uint8
 
 const (

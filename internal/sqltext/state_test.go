@@ -192,35 +192,28 @@ func stateOf(t *testing.T, conn *sql.Conn) State {
 	return Open
 }
 
-func TestIsolationLevelsThatTextsSetAreSeen(t *testing.T) {
-	type levels struct{ session, next Levels }
-	for query, want := range map[string]levels{
-		"SELECT 1":                                                           {},
-		"SET TRANSACTION READ ONLY":                                          {next: AnyLevel},
-		"SET SESSION TRANSACTION READ ONLY":                                  {},
-		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED":                     {next: ReadCommitted},
-		"/* c */ set transaction isolation level serializable":               {next: Serializable},
-		"SET TRANSACTION READ ONLY, ISOLATION LEVEL READ UNCOMMITTED":        {next: ReadUncommitted},
-		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":             {session: ReadCommitted},
-		"SET LOCAL TRANSACTION READ WRITE, ISOLATION LEVEL REPEATABLE READ":  {session: RepeatableRead},
+func TestTextsThatSetIsolationLevelsAreSeen(t *testing.T) {
+	for query, want := range map[string]struct{ session, next Levels }{
+		"SELECT 1":                  {},
+		"SET TRANSACTION READ ONLY": {next: AnyLevel},
+		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED":                     {next: AnyLevel},
+		"/* c */ set transaction isolation level serializable":               {next: AnyLevel},
+		"SET SESSION TRANSACTION READ ONLY":                                  {session: AnyLevel},
+		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":             {session: AnyLevel},
+		"SET LOCAL TRANSACTION READ WRITE, ISOLATION LEVEL REPEATABLE READ":  {session: AnyLevel},
 		"SET GLOBAL TRANSACTION ISOLATION LEVEL READ COMMITTED":              {},
-		"SET SESSION transaction_isolation = 'READ-COMMITTED'":               {session: ReadCommitted},
-		"SET tx_isolation = 'read-uncommitted'":                              {session: ReadUncommitted},
-		"SET `tx_isolation` = \"REPEATABLE-READ\"":                           {session: RepeatableRead},
-		"SET @@session.tx_isolation := 'SERIALIZABLE'":                       {session: Serializable},
-		"SET SESSION tx_isolation = 1":                                       {session: ReadCommitted},
-		"SET @x = 1, transaction_isolation = `READ-COMMITTED`":               {session: ReadCommitted},
-		"SET @@transaction_isolation = 'READ-COMMITTED'":                     {next: ReadCommitted},
-		"SET @@tx_isolation = 'READ-COMMITTED'":                              {next: ReadCommitted},
+		"SET SESSION transaction_isolation = 'READ-COMMITTED'":               {session: AnyLevel, next: AnyLevel},
+		"SET tx_isolation = 'read-uncommitted'":                              {session: AnyLevel, next: AnyLevel},
+		"SET `tx_isolation` = \"REPEATABLE-READ\"":                           {session: AnyLevel, next: AnyLevel},
+		"SET @@session.tx_isolation := 'SERIALIZABLE'":                       {session: AnyLevel, next: AnyLevel},
+		"SET @x = 1, transaction_isolation = `READ-COMMITTED`":               {session: AnyLevel, next: AnyLevel},
+		"SET @@transaction_isolation = 'READ-COMMITTED'":                     {session: AnyLevel, next: AnyLevel},
 		"SET GLOBAL transaction_isolation = 'READ-COMMITTED'":                {},
 		"SET GLOBAL a = 1, transaction_isolation = 'READ-COMMITTED'":         {},
 		"SET @@global.tx_isolation = 'READ-COMMITTED'":                       {},
-		"SET SESSION transaction_isolation = @@global.transaction_isolation": {session: AnyLevel},
-		"SET SESSION transaction_isolation = DEFAULT":                        {session: AnyLevel},
-		"SET SESSION transaction_isolation = ?":                              {session: AnyLevel},
-		"SET SESSION transaction_isolation = CONCAT('READ-', 'COMMITTED')":   {session: AnyLevel},
-		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET @x = 1": {session: ReadCommitted},
-		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: AnyLevel, next: AnyLevel},
+		"SET SESSION transaction_isolation = CONCAT('READ-', 'COMMITTED')":   {session: AnyLevel, next: AnyLevel},
+		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET @x = 1": {session: AnyLevel},
+		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: AnyLevel},
 		"CALL p()":  {session: AnyLevel},
 		"EXECUTE s": {session: AnyLevel},
 	} {
@@ -230,7 +223,7 @@ func TestIsolationLevelsThatTextsSetAreSeen(t *testing.T) {
 	}
 }
 
-// TestLevelsOnServers: the transaction after a text has the level that Look says.
+// TestLevelsOnServers: the transaction after a text has another level than before only where Look says that it may.
 func TestLevelsOnServers(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.several()
@@ -251,7 +244,7 @@ func TestLevelsOnServers(t *testing.T) {
 		}
 		for _, text := range texts {
 			i := Look(text)
-			for n, want := range []Levels{i.Session | i.Next, i.Session} { // the first transaction after it, and the second
+			for n, may := range []Levels{i.Session | i.Next, i.Session} { // the first transaction after it, and the second
 				conn, err := db.Conn(t.Context())
 				dbtest.OK(t, err)
 				dbtest.ExecIn(t, t.Context(), conn, text)
@@ -259,9 +252,8 @@ func TestLevelsOnServers(t *testing.T) {
 					_, err = conn.ExecContext(t.Context(), "SELECT 1 FROM t LIMIT 1") // a transaction of its own
 					dbtest.OK(t, err)
 				}
-				committed := readsCommitted(t, s.db, conn)
-				if committed != (want == ReadCommitted) {
-					t.Errorf("%q, %d: reads what was committed meanwhile: %v, want %04b", text, n, committed, want)
+				if readsCommitted(t, s.db, conn) && may == 0 {
+					t.Errorf("%q, %d: reads what was committed meanwhile", text, n)
 				}
 				dbtest.OK(t, conn.Close())
 			}

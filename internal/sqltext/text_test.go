@@ -9,8 +9,8 @@ var commits = []look{
 	{"begin work;", "Commits"},
 	{"BEGIN NOT ATOMIC SELECT 1; END", worstWords},
 	{"BEGIN COMMIT; END", worstWords}, // MariaDB's Oracle mode
-	{"START TRANSACTION", "Commits"},
-	{"START TRANSACTION READ ONLY", "Commits"},
+	{"START TRANSACTION", "Commits snapshot"},
+	{"START TRANSACTION READ ONLY", "Commits snapshot"},
 	{"START TRANSACTION READ WRITE, WITH CONSISTENT SNAPSHOT", "Commits snapshot"},
 	{"START REPLICA", "Commits"},
 	{"START SLAVE UNTIL x", "Commits"},
@@ -87,32 +87,32 @@ var comments = []look{
 	{"SELECT 2*/*c*/3", "Read"},
 	{"/*m! COMMIT */ SELECT 1", "Read"},
 	{"/* ! COMMIT */ SELECT 1", "Read"},
-	{"/*!50000 COMMIT */", "Commits"},
-	{"/*!COMMIT*/", "Commits"},
-	{"/*M!100000 COMMIT */", "Commits"},
-	{"/*!40101 SET NAMES utf8 */;", "Write taints"},
-	{"SELECT /*!40001 SQL_NO_CACHE */ * FROM t", "Read snapshot"},
-	{"SELECT a /*!50000 FROM t */", "Read snapshot"},
-	{"SELECT * FROM t FOR /*!80000 UPDATE */", "Read snapshot"},
-	{"/*!80000 SELECT 1 */", "Write"},
-	{"/*!80000 EXPLAIN */ DELETE FROM t", "Write snapshot"},
-	{"DELETE /*M! FROM t */", "Write"},
-	{"/*!90000 SELECT */ /*!80000 COMMIT */", "Commits"}, // MySQL 8 runs the second only
-	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", "Commits taints"},
-	{"SELECT a FROM /*!50708 t */ /*M!100000 u */ WHERE a", "Read snapshot"},
-	{"SELECT 1 /*!99999 ; COMMIT */", "Commits"},
-	{"SELECT /*!50000 '*/' */ 1", "Read"},
-	{"SELECT /*!99999 '*/' ; COMMIT; SELECT ' */ 1'", "Commits"},
-	{"SELECT /*!50000 1 /* b */ */", worstWords}, // nested
-	{"SELECT /*!50000 '*/', /* b */ 1 */", worstWords},
-	{"SELECT 1 /*!99999 '/*' */", worstWords},
-	{"/*!80000 SELECT 1 */ /*M!80000 COMMIT */", "Commits"},
-	{"SELECT /*!1*/ /*!2*/ /*!3*/ 1", "Read"},
-	{"SELECT /*!1*/ /*!2*/ /*!3*/ /*!4*/ 1", worstWords}, // too many to try
+	{"/*!50000 COMMIT */", worstWords},
+	{"/*!COMMIT*/", worstWords},
+	{"/*M!100000 COMMIT */", worstWords},
+	{"/*!40101 SET NAMES utf8 */;", worstWords},
+	{"SELECT /*!40001 SQL_NO_CACHE */ * FROM t", "Write snapshot functions"},
+	{"SELECT a /*!50000 FROM t */", "Write snapshot functions"},
+	{"SELECT * FROM t FOR /*!80000 UPDATE */", "Write snapshot functions"},
+	{"/*!80000 SELECT 1 */", worstWords},
+	{"/*!80000 EXPLAIN */ DELETE FROM t", worstWords},
+	{"DELETE /*M! FROM t */", "Write snapshot"},
+	{"/*!90000 SELECT */ /*!80000 COMMIT */", worstWords}, // MySQL 8 runs the second only
+	{"CREATE /*!99999 TEMPORARY */ TABLE t (a INT)", worstWords},
+	{"SELECT a FROM /*!50708 t */ /*M!100000 u */ WHERE a", "Write snapshot functions"},
+	{"SELECT 1 /*!99999 ; COMMIT */", worstWords},
+	{"SELECT /*!50000 '*/' */ 1", "Write snapshot functions"},
+	{"SELECT /*!99999 '*/' ; COMMIT; SELECT ' */ 1'", worstWords},
+	{"SELECT /*!50000 1 /* b */ */", "Write snapshot functions"}, // nested
+	{"SELECT /*!50000 '*/', /* b */ 1 */", "Write snapshot functions"},
+	{"SELECT 1 /*!99999 '/*' */", "Write snapshot functions"},
+	{"/*!80000 SELECT 1 */ /*M!80000 COMMIT */", worstWords},
+	{"SELECT /*!1*/ /*!2*/ /*!3*/ 1", "Write snapshot functions"},
+	{"SELECT /*!1*/ /*!2*/ /*!3*/ /*!4*/ 1", "Write snapshot functions"}, // too many to try
 	{"SELECT '/*!1 /*!2 /*!3 /*!4', 1", "Read"},
 	{"COMMIT /* unterminated", "Write"}, // rejected by both servers
-	{"COMMIT /*! unterminated", "Write"},
-	{"COMMIT; /*!99999 unterminated", "Commits"},
+	{"COMMIT /*! unterminated", worstWords},
+	{"COMMIT; /*!99999 unterminated", worstWords},
 }
 
 var quotes = []look{
@@ -139,15 +139,15 @@ var quotes = []look{
 	{`SELECT 1; DELETE FROM t WHERE 'unterminated`, "Read"}, // the second is rejected
 	{`SELECT \N; COMMIT`, "Commits"},
 	{`SELECT \ ; COMMIT`, "Write"},
-	{"SELECT 'a\xe5\\'; COMMIT", "Commits"},             // gbk
-	{"SELECT '\\'\xe5\\'; COMMIT", "Commits"},           // gbk, and an escape
-	{"SELECT \x83` ; COMMIT ; SELECT \x83`", "Commits"}, // sjis
-	{"SELECT 1 AS \xe5\\; COMMIT", "Commits"},           // gbk, outside of quotes
+	{"SELECT 'a\xe5\\'; COMMIT", worstWords},             // gbk
+	{"SELECT '\\'\xe5\\'; COMMIT", worstWords},           // gbk, and an escape
+	{"SELECT \x83` ; COMMIT ; SELECT \x83`", worstWords}, // sjis
+	{"SELECT 1 AS \xe5\\; COMMIT", worstWords},           // gbk, outside of quotes
 	{"SELECT '\xff\xfe'", "Read"},
 	{"SELECT größe FROM t FOR UPDATE", "Read"},
 	{"SELECT 1; \xa0COMMIT", worstWords}, // latin1's no-break space
 	{"COMMIT\xa0", worstWords},
-	{"SELECT * FROM t WHERE a IN (\xa0SELECT a FROM u) FOR UPDATE", worstWords},
+	{"SELECT * FROM t WHERE a IN (\xa0SELECT a FROM u) FOR UPDATE", "Write snapshot functions"},
 	{"\u00a0SELECT 1", worstWords},
 	{"SELECT 1; ſELECT", worstWords},
 	{"SELECT $$ ; COMMIT; $$", worstWords}, // * quotes on MySQL 9

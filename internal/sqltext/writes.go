@@ -1,22 +1,26 @@
 package sqltext
 
-// Writes returns the first table that query names as one whose rows it writes, and of which
-// asks says yes: the target of INSERT, REPLACE and LOAD, and each table that UPDATE and DELETE
-// name outside of subqueries, also one that they only join. "" is none. asks gets the
-// schema as the text has it, "" without one, and the table, both without their quotes.
+import "strings"
+
+// Writes returns the first table that query names as one whose rows it writes, and of which asks says yes: the target of
+// INSERT, REPLACE and LOAD, and each table that UPDATE and DELETE name outside of subqueries, also one that they only join. ""
+// is none. asks gets the schema as the text has it, "" without one, and the table, both without their quotes.
 //
-// sure is false if the text cannot be read with certainty, where it may write any table. If
-// servers may read it differently, the tables of all readings count.
+// sure is false if the text cannot be read with certainty, where it may write any table. If servers may read it differently,
+// the tables of all readings count.
 //
-// DDL, TRUNCATE included, counts for nothing, nor does what the text does not show: bodies of
-// procedures, functions and triggers, tables beneath a view, and statements that EXECUTE runs.
+// DDL, TRUNCATE included, counts for nothing, nor does what the text does not show: bodies of procedures, functions and
+// triggers, tables beneath a view, and statements that EXECUTE runs.
 func Writes(query string, asks func(schema, table string) bool) (table string, sure bool) {
-	for a := range (analyzer{asked: asks}).eachWay(query) {
-		if a.target != "" || a.hopeless {
-			return a.target, a.target != ""
+	a := analyzer{lexer: lexer{text: query}, asked: asks}
+	for a.target == "" && a.another() {
+		if strings.IndexByte(query, ';') >= 0 {
+			a.scan()
+		} else {
+			a.begin() // this is enough
 		}
 	}
-	return "", true
+	return a.target, a.target != "" || !a.hopeless
 }
 
 // ask asks for the table that the statement names.
@@ -29,25 +33,27 @@ func (a *analyzer) ask() {
 	}
 }
 
-// inner goes through a statement that begins with no verb of its own, and asks for the tables of
-// those in it: MariaDB runs IF … THEN, loops and blocks outside of procedures, too.
+// inner asks for the tables of statements in one that begins with no verb of its own: MariaDB runs IF … THEN, loops and blocks
+// outside of procedures, too.
 func (a *analyzer) inner() {
 	for ; a.asked != nil && !a.atEnd(); a.next() {
 		if a.at("INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD") && !isOneOf(a.before(), "FOR", "KEY") { // FOR UPDATE, ON DUPLICATE KEY UPDATE
-			a.goOn(a.match().more)
+			a.verb = a.current()
+			a.goOn(a.match())
 		}
 	}
 }
 
-// changed goes through the tables of an UPDATE or DELETE: names in front of commas and JOINs,
-// also in parentheses, up to SET or WHERE. Aliases in front of FROM are taken for tables.
+// changed goes through the tables of an UPDATE or DELETE: names in front of commas and JOINs, also in parentheses, up to SET
+// or WHERE. Aliases in front of FROM are taken for tables.
 func (a *analyzer) changed() {
 	list, joined, expects := a.depth, false, true // list is the depth of the current list of tables
 	if a.tok == '(' {
 		list--
 	}
-	for a.at("LOW_PRIORITY", "QUICK", "IGNORE") {
+	for a.skip(); a.at("QUICK") && is(a.verb, "DELETE"); {
 		a.next()
+		a.skip()
 	}
 	for !a.atEnd() {
 		switch {

@@ -53,7 +53,6 @@ func TestAllTablesThatATextWritesAreAskedFor(t *testing.T) {
 		{"SET STATEMENT max_statement_time = 1 FOR UPDATE t SET a = 1", "t"},
 		{"ANALYZE UPDATE t SET a = 1", "t"},
 		{"EXPLAIN ANALYZE DELETE FROM t", "t"},
-		{"/*!50000 UPDATE */ t /*!99999 , u */ SET a = 1", "t u"}, // in one reading or another
 		{`INSERT INTO t VALUES ('\'); UPDATE u SET a = 1 -- ')`, "t u"},
 
 		{"IF 1 THEN UPDATE t SET a = 1; ELSEIF 2 THEN DELETE FROM u; ELSE REPLACE v VALUES (1); END IF", "t u v"},
@@ -81,7 +80,7 @@ func TestAllTablesThatATextWritesAreAskedFor(t *testing.T) {
 			got = append(got, table)
 			return false
 		})
-		if strings.ContainsAny(c.query, `!\`) { // each reading asks
+		if strings.Contains(c.query, `\`) { // each reading asks
 			slices.Sort(got)
 			got = slices.Compact(got)
 		}
@@ -99,6 +98,8 @@ func TestWritesSaysWhich(t *testing.T) {
 		"INSERT INTO t VALUES (1); DELETE FROM v":                  "v true",
 		"UPDATE t SET a = 1":                                       " true",
 		"/*!50000 UPDATE */ u SET a = 1":                           "u true",
+		"/*!50000 UPDATE */ t /*!99999 , u */ SET a = 1":           "u true",
+		"/*!50000 UPDATE */ t /*!99999 , w */ SET a = 1":           " false",
 		"SELECT 1 /*!50000 /* x */ */":                             " true",  // one statement
 		"SELECT 1 /*!50000 /* x */; */":                            " false", // nothing can be said of what follows
 		"/*!50001 */ /*!50002 */ /*!50003 */ /*!50004 */ SELECT 1": " false",
