@@ -315,6 +315,9 @@ func (a *analyzer) explain() (runs bool) {
 			return true
 		}
 	}
+	if runs && a.plan { // something else
+		a.info.Kind = Write
+	}
 	return false
 }
 
