@@ -7,7 +7,7 @@ import "strings"
 func (a *analyzer) set() {
 	for last := false; !a.atEnd(); a.next() {
 		outer := a.depth
-		last = a.scope(last)
+		last = a.ofGlobal(last)
 		global := last
 		switch {
 		case a.at("TRANSACTION"):
@@ -17,7 +17,7 @@ func (a *analyzer) set() {
 			}
 		case a.tok == variable && a.current() == "@@":
 			a.next()
-			if global = a.scope(false); a.current() == "." {
+			if global = a.ofGlobal(false); a.current() == "." {
 				a.next()
 			}
 			a.assignment(global)
@@ -30,9 +30,9 @@ func (a *analyzer) set() {
 	}
 }
 
-// scope goes on past a keyword that says whose variable a SET sets, and reports whether that is one of new connections alone;
+// ofGlobal goes on past a keyword that says whose variable a SET sets, and reports whether that is one of new connections alone;
 // without such a word it returns otherwise.
-func (a *analyzer) scope(otherwise bool) (global bool) {
+func (a *analyzer) ofGlobal(otherwise bool) (global bool) {
 	global = a.at("GLOBAL", "PERSIST", "PERSIST_ONLY")
 	if !global && !a.at("SESSION", "LOCAL") {
 		return otherwise
