@@ -337,7 +337,11 @@ func (l *listing) lock(lock *inspect.Lock) {
 		l.notes[len(l.rows)-1] = []string{overtaken}
 	}
 	if held, _ := lock.Holders.Any().Get(); held && l.why && !lock.Holders.List[0].Left {
-		l.notes[at] = append(l.notes[at], "who waits in the holder's own process is not seen in the server: its Stats and metrics count them")
+		note := "who waits in the holder's own process is not seen in the server: its Stats and metrics count them"
+		if lock.Waiters.More {
+			note += "; nor is, in any process, who asks again and again: for a lease where maxConns is below 12"
+		}
+		l.notes[at] = append(l.notes[at], note)
 	}
 	l.forced(*lock, at)
 }

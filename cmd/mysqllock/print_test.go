@@ -191,7 +191,14 @@ func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 	}
 	var shown strings.Builder
 	printLocks(&shown, false, 0, &inspect.Snapshot{Locks: []inspect.Lock{{Strategy: "row", Key: "k", Stripe: -1, Holders: held(inspect.Holder{Client: client(2)})}}}, false, true)
-	if want := "who waits in the holder's own process is not seen"; !strings.Contains(shown.String(), want) {
+	if want, of := "who waits in the holder's own process is not seen", "again and again"; !strings.Contains(shown.String(), want) || strings.Contains(shown.String(), of) {
+		t.Errorf("no %q, or %q, in\n%s", want, of, shown.String())
+	}
+	shown.Reset()
+	printLocks(&shown, false, 0, &inspect.Snapshot{Locks: []inspect.Lock{{
+		Strategy: "lease", Key: "k", Stripe: -1, Waiters: inspect.Seen[inspect.Waiter]{More: true}, Holders: held(inspect.Holder{Client: client(2)}),
+	}}}, false, true)
+	if want := "again and again: for a lease where maxConns is below 12"; !strings.Contains(shown.String(), want) {
 		t.Errorf("no %q in\n%s", want, shown.String())
 	}
 }

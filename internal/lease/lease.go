@@ -36,6 +36,10 @@
 // A caller for which there is no connection to wait on polls, ten times a second. It gets the
 // lease if it asks between a release and the next grant.
 //
+// A transaction's lease is taken on its session, if nobody has it, with the COMMIT of the grant behind
+// it in the same text; the transaction's own COMMIT releases the lease and the wake-up lock, so both cost
+// no round trip: see onsession.go.
+//
 // If another caller of the same process waits for a lease that is released, the lease is
 // handed over to it: with a new token, in one statement and without the wake-up lock. The
 // number of handoffs in a row is limited, and so is their time; then waiters of other

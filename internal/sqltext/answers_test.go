@@ -194,7 +194,7 @@ func answer(text string) (words []string) {
 // where there is no such word.
 func leftBy(text string, i Info, key string, err error) (words []string) {
 	var alone, behind Left
-	alone.Note(text, i, err)
+	alone.Note(text, i, false, err)
 	for by := range strings.SplitSeq(alone.String(), ", ") {
 		if by != "" {
 			words = append(words, key+":"+strings.ReplaceAll(by, " ", "_"))
@@ -212,8 +212,8 @@ func leftBy(text string, i Info, key string, err error) (words []string) {
 		}
 	}
 	const first = "SET unique_checks = 0; DO GET_LOCK('x', 0), GET_LOCK('y', 0); CREATE TEMPORARY TABLE t (a INT); PREPARE s FROM 'x'; LOCK TABLES a READ"
-	behind.Note(first, Look(first), nil)
-	behind.Note(text, i, err)
+	behind.Note(first, Look(first), false, nil)
+	behind.Note(text, i, false, err)
 	var keeps []string
 	for _, by := range []string{"SET unique_checks", "CREATE TEMPORARY TABLE", "PREPARE", "LOCK TABLES"} {
 		if strings.Contains(behind.String(), by) {

@@ -18,9 +18,10 @@ type Left struct {
 // note says that what is left, or taken back, unless by says what has left it.
 type note struct{ what, by string }
 
-// Note remembers what a text leaves, and what it takes away: that is, if it is one statement without doubt, and has ended
-// well. What is not understood stays for as long as the connection does.
-func (l *Left) Note(text string, info Info, err error) {
+// Note remembers what a text leaves, and what it takes away if there is no doubt, and it has ended well. What is not
+// understood stays for as long as the connection does. A query of several statements takes nothing away: it may have further
+// results, of statements of which nobody knows yet whether they run.
+func (l *Left) Note(text string, info Info, query bool, err error) {
 	if !info.Taints && (info.Kind != Commits || len(l.left) == 0) {
 		return
 	}
@@ -34,7 +35,7 @@ func (l *Left) Note(text string, info Info, err error) {
 	if a.hopeless {
 		a.note("anything", "SQL text")
 	}
-	takes := err == nil && a.n == 1 && !a.doubt && !a.hopeless
+	takes := err == nil && (a.n == 1 || !query && !a.maybe) && !a.doubt && !a.hopeless
 	for _, n := range a.noted {
 		switch {
 		case n.by != "" && l.left == nil:
@@ -61,6 +62,7 @@ func (a *analyzer) note(what, by string) {
 
 // leave notes what a statement that has ended leaves, by its form.
 func (a *analyzer) leave() {
+	a.maybe = a.maybe || a.form.Defines || a.leaves&leavesAny != 0
 	if a.leaves&leavesAny != 0 {
 		a.note("anything", cmp.Or(strings.ToUpper(a.verb), "SQL text"))
 	}

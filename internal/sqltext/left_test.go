@@ -7,7 +7,7 @@ import (
 )
 
 // TestTextsLeaveOnAConnectionWhatNoneTakesBack: what there is on a connection after texts, one
-// after the other, that are joined by a bar here. One with ! in front fails.
+// after the other, that are joined by a bar here. One with ! in front fails, one with ? is a query.
 func TestTextsLeaveOnAConnectionWhatNoneTakesBack(t *testing.T) {
 	const names = "SET NAMES, for which the DSN has charset="
 	for texts, want := range map[string]string{
@@ -46,7 +46,8 @@ func TestTextsLeaveOnAConnectionWhatNoneTakesBack(t *testing.T) {
 		// Comments, and texts of several statements.
 		"/* by x */ SET unique_checks = 0|SET unique_checks = 1 -- by x": "", "/*!40101 SET NAMES utf8 */;": names + ", SQL text",
 		"SET unique_checks = 0|/*!40014 SET unique_checks = 1 */": "SET unique_checks, SQL text", "/*!1*/ /*!2*/ /*!3*/ /*!4*/ SET NAMES utf8": names + ", SQL text", "SELECT $$a$$; SET a = 1": "SQL text",
-		"SET unique_checks = 0; UPDATE p SET a = 'x;y'; SET unique_checks = 1;": "SET unique_checks", "BEGIN; SET unique_checks = 0; SET unique_checks = 1; COMMIT": "SET unique_checks",
+		"SET unique_checks = 0; UPDATE p SET a = 'x;y'; SET unique_checks = 1;": "", "BEGIN; SET unique_checks = 0; SET unique_checks = 1; COMMIT": "",
+		"SET unique_checks = 1; SET unique_checks = 0": "SET unique_checks", "DO GET_LOCK('a', 0); DO RELEASE_LOCK('a'); DO GET_LOCK('b', 0)": "GET_LOCK",
 		"SET unique_checks = 0; UPDATE p SET a = ';SET unique_checks = 1;'": "SET unique_checks", `SET a = 1; SELECT 'x\'; SET a = DEFAULT -- '`: "SET a",
 		"SET unique_checks = 0|CREATE PROCEDURE p() BEGIN DO 1; SET unique_checks = 1; SET @x = 1; END": "SET, SET unique_checks",
 		"SET unique_checks = 0|BEGIN NOT ATOMIC DO 1; SET unique_checks = 1; END":                       "BEGIN, SET unique_checks", "IF 1 THEN DO 1; END IF": "IF",
@@ -54,16 +55,17 @@ func TestTextsLeaveOnAConnectionWhatNoneTakesBack(t *testing.T) {
 		// What has failed may have left something, and takes nothing back.
 		"!SET a = 1": "SET a", "SET a = 1|!SET a = DEFAULT, b = DEFAULT": "SET a", "!SET unique_checks = 0; DO 1; SET unique_checks = 1": "SET unique_checks", "!DO GET_LOCK('a', 0)": "GET_LOCK",
 		"DO GET_LOCK('a', 0)|!DO RELEASE_LOCK('a')": "GET_LOCK", "DO GET_LOCK('a', 0)|!DO RELEASE_ALL_LOCKS()": "GET_LOCK", "SET a = 'open": "", "CREATE TEMPORARY TABLE a (b INT)|!DROP TABLE a": "CREATE TEMPORARY TABLE",
-		"SET unique_checks = 0; SELECT 1; SET unique_checks = 1": "SET unique_checks", "SET unique_checks = 0|SET unique_checks = 1; SELECT 1": "SET unique_checks", "SELECT 1; SET a = 1": "SET a",
+		"?SET unique_checks = 0; SELECT 1; SET unique_checks = 1": "SET unique_checks", "SET unique_checks = 0|?SET unique_checks = 1; SELECT 1": "SET unique_checks", "?SELECT 1; SET a = 1": "SET a",
 	} {
 		var l Left
 		for text := range strings.SplitSeq(texts, "|") {
 			rest, failed := strings.CutPrefix(text, "!")
+			rest, query := strings.CutPrefix(rest, "?")
 			var err error
 			if failed {
 				err = errors.New("it has failed")
 			}
-			l.Note(rest, Look(rest), err)
+			l.Note(rest, Look(rest), query, err)
 		}
 		got := l.String()
 		if l.UserVariables() {

@@ -14,6 +14,7 @@ type analyzer struct {
 	noted           []note // and is here, of all ways to read the text
 	taken, released int    // locks of GET_LOCK
 	assigns         bool   // a query has assigned user variables
+	maybe           bool   // a statement may be one of a body, as of a procedure, which does not run, or not always
 
 	asked  func(schema, table string) bool // is asked for the tables that the statements write, unless it is nil
 	target string                          // the first one to which it said yes

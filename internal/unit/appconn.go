@@ -86,8 +86,8 @@ func (s *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Level
 }
 
 // noteLeft notes what a statement has left.
-func (s *appConn) noteLeft(text string, info sqltext.Info, err error) {
-	s.left.Note(text, info, err)
+func (s *appConn) noteLeft(text string, info sqltext.Info, query bool, err error) {
+	s.left.Note(text, info, query, err)
 	s.stmts.stale = s.stmts.stale || info.Taints
 }
 

@@ -65,8 +65,8 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 	c.use.ran, c.use.in = true, nil
 	c.use.setsNext = c.use.setsNext || info.Next != 0
 	if info.Taints || info.Kind == sqltext.Commits {
-		c.use.note(nil, text, info, err)
-		c.noteLeft(text, info, err)
+		c.use.note(nil, text, info, query, err)
+		c.noteLeft(text, info, query, err)
 	}
 	if err != nil {
 		err = c.k.Explained(err)

@@ -41,17 +41,17 @@ type use struct {
 var anew = new(unit)
 
 // note notes a statement that has run in a unit on another connection, or on this one if in is nil.
-func (s *use) note(in *unit, text string, info sqltext.Info, err error) {
+func (s *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
 	s.ran, s.in = true, in
 	if !info.Taints && info.Kind != sqltext.Commits { // it leaves nothing, and takes nothing away
 		return
 	}
 	if in == nil {
-		s.left.Note(text, info, err)
+		s.left.Note(text, info, query, err)
 		s.tied = s.tied || info.Taints
 		return
 	}
-	s.away.Note(text, info, err)
+	s.away.Note(text, info, query, err)
 	if s.awayIn == nil && (s.away.String() != "" || s.away.UserVariables()) {
 		s.awayIn = in
 	}
@@ -117,6 +117,6 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit
 // runIn runs a statement that came over this connection in a unit of work.
 func (c *Conn) runIn(ctx context.Context, u *unit, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	r, res, err := u.run(ctx, st)
-	c.use.note(u, st.Text, st.Info, err)
+	c.use.note(u, st.Text, st.Info, st.Query, err)
 	return r, res, err
 }
