@@ -133,16 +133,9 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	if a.Wait > 0 {
 		a.awaitDropped(ctx, a.r.Key)
 	}
-	s, refused, err := a.takeOnSession(ctx)
-	if s != nil || err != nil {
+	s, ask, err := a.askOnSession(ctx)
+	if ask == nil {
 		return s, err
-	}
-	ask := func(ctx context.Context) (*Lease, error) { return a.try(ctx, a.Wait > 0) }
-	switch {
-	case refused && a.Wait == 0:
-		return nil, lockerr.ErrLocked
-	case refused:
-		ask = a.wait
 	}
 	for again := 0; ; {
 		s, err := ask(ctx)

@@ -23,6 +23,22 @@ import (
 // The session is asked once, by a caller that nobody of its process is in front of. If somebody has the lease, or the
 // session does not do, the caller gives the session back, and goes on with lock connections.
 
+// askOnSession takes the lease on the session that the caller lends, if it lends one that does. Else ask is how to go on;
+// nil after an error.
+func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.Context) (*Lease, error), err error) {
+	s, refused, err := a.takeOnSession(ctx)
+	switch {
+	case s != nil || err != nil:
+	case !refused:
+		ask = func(ctx context.Context) (*Lease, error) { return a.try(ctx, a.Wait > 0) }
+	case a.Wait == 0:
+		err = lockerr.ErrLocked
+	default:
+		ask = a.wait
+	}
+	return s, ask, err
+}
+
 // takeOnSession takes the lease on the session that the caller lends. refused reports that somebody has the lease, for
 // which a.left is the time left. Without a lease the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, err error) {
