@@ -185,10 +185,10 @@ type killer struct {
 	closed bool
 }
 
-// KillAbandoned has the connections of the budget killed that are closed while the server is
+// KillClosed has the connections of the budget killed that are closed while the server is
 // busy with their statements. cfg is for the pool, of one connection, that is opened when there
 // is something to kill. stop kills what has gathered, and closes the pool.
-func (b *Budget) KillAbandoned(cfg Config) (stop func()) {
+func (b *Budget) KillClosed(cfg Config) (stop func()) {
 	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
 	k := &killer{pool: newPool(cfg)}
 	b.killer = k

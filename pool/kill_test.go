@@ -202,14 +202,14 @@ func TestKillBesideWhatCannotBeListed(t *testing.T) {
 	}
 }
 
-// TestKillAbandonedKnowsItsConnections: the id that a greeting shows may be one that a proxy has
+// TestKillClosedKnowsItsConnections: the id that a greeting shows may be one that a proxy has
 // made up, and on the server that of somebody else.
-func TestKillAbandonedKnowsItsConnections(t *testing.T) {
+func TestKillClosedKnowsItsConnections(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := func(cfg *mysql.Config) { cfg.DialFunc = Dial(new(net.Dialer).DialContext) }
 		cfg := Config{Connect: s.Connector(seen).Connect, Max: 3, Idle: time.Hour, Setup: "DO 1"}
 		budget := NewBudget(4, 1, 0)
-		t.Cleanup(budget.KillAbandoned(cfg))
+		t.Cleanup(budget.KillClosed(cfg))
 		p := s.pool(func(of *Config) { of.Connect, of.Budget = cfg.Connect, budget })
 		one, other := s.acquire(p), s.acquire(p)
 		defer one.Destroy()
@@ -237,7 +237,7 @@ func TestKillAbandonedKnowsItsConnections(t *testing.T) {
 		proxy := dbtest.StartProxy(t, s.Config().Addr)
 		cfg.Connect = s.Connector(seen, func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "tcp", proxy.Addr() }).Connect
 		proxied := NewBudget(4, 1, 0)
-		t.Cleanup(proxied.KillAbandoned(cfg))
+		t.Cleanup(proxied.KillClosed(cfg))
 		proxied.killer.kill([]*socket{one.ends.last})
 		if !alive(one) {
 			t.Error("a connection was killed from one that a proxy has opened")

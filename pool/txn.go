@@ -162,9 +162,9 @@ func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) 
 	return server.Within(ctx, limit)
 }
 
-// Abandon rolls back what a statement may have begun on c for nothing, within limit, although
+// RollBackUnknown rolls back what a statement may have begun on c for nothing, within limit, although
 // ctx may have ended. If that fails, c is tainted.
-func (c *Conn) Abandon(ctx context.Context, limit time.Duration) {
+func (c *Conn) RollBackUnknown(ctx context.Context, limit time.Duration) {
 	ctx, cancel := server.Within(purpose.For(context.WithoutCancel(ctx), purpose.Other), limit)
 	defer cancel()
 	if server.Exec(ctx, c.Conn, "ROLLBACK") != nil {

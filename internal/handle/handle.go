@@ -115,7 +115,7 @@ func New(open Connectors, s Settings) *Handle {
 	if s.MaxConns > 0 {
 		k.sampling = make(chan struct{}, 1)
 		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
-		k.endKills = k.conns.KillAbandoned(k.killing())
+		k.endKills = k.conns.KillClosed(k.killing())
 		k.apps = pool.NewBare(pool.Config{
 			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns,
 		})

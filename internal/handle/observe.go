@@ -70,10 +70,10 @@ type Observation struct {
 	keeper   *queue.Ticket   // the ticket of holder; nil if that is in another process
 	answered bool            // with slow: the caller waits no more
 
-	late   *time.Timer // tells it
-	long   bool        // it was told
-	over   bool
-	leaves bool // it was told that giving back has begun
+	longHold *time.Timer // tells of a LongHold
+	long     bool        // it was told
+	over     bool
+	leaves   bool // it was told that giving back has begun
 }
 
 // Observe begins to watch locks that are asked for now, with resources at least one. It returns the
@@ -209,7 +209,7 @@ func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if !o.over {
-			o.late = time.AfterFunc(o.after, o.goesOn)
+			o.longHold = time.AfterFunc(o.after, o.goesOn)
 		}
 	}
 }
@@ -259,8 +259,8 @@ func (o *Observation) Over(began time.Time, err error) {
 	if o.tell == nil {
 		return
 	}
-	if o.late != nil {
-		o.late.Stop()
+	if o.longHold != nil {
+		o.longHold.Stop()
 	}
 	now := time.Now()
 	if began.IsZero() {

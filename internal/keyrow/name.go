@@ -14,7 +14,7 @@ const (
 	escape       = "\x00\x00"
 	slotPrefix   = "\x00slot "
 	stripePrefix = "\x00stripe "
-	maxName      = 255
+	maxRowName   = 255
 )
 
 // Name is the name of the row of key.
@@ -47,7 +47,7 @@ func SlotName(name string, i int) string {
 // prefixed is prefix and text, or prefix and a hash of text if that would be too long. text does
 // not begin with "#".
 func prefixed(prefix, text string) string {
-	if len(prefix)+len(text) <= maxName {
+	if len(prefix)+len(text) <= maxRowName {
 		return prefix + text
 	}
 	return fmt.Sprintf("%s#%x", prefix, sha256.Sum256([]byte(text)))

@@ -73,7 +73,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 	case o.err == nil:
 		o.err = lockerr.ErrNoAnswer
 	case !maybe: // the server says that it has not granted it
-		c.Abandon(ctx, pool.AnswerTime)
+		c.RollBackUnknown(ctx, pool.AnswerTime)
 		if !server.Locked(o.err) { // it may have got as far as the wake-up lock
 			c.Taint()
 		}

@@ -23,19 +23,19 @@ const (
 
 // On MySQL a name has at most 64 characters, and the server ignores case. So ours are
 // lower-case ASCII.
-const maxName = 64
+const maxNamedLock = 64
 
 // OfAdvisory is the name of the advisory lock on key. Two keys never share one.
 // If namespace and key are short and consist of lower-case letters, digits and "_.:-",
 // the name has both in full. Else it has the beginning of the key and a hash of both.
 func OfAdvisory(namespace, key string) string {
 	// No plain part has a "/" or a "#".
-	if plain(namespace) && plain(key) && len(advisory)+len(namespace)+1+len(key) <= maxName {
+	if plain(namespace) && plain(key) && len(advisory)+len(namespace)+1+len(key) <= maxNamedLock {
 		return advisory + namespace + "/" + key
 	}
 	sum := sha256.Sum256([]byte(strconv.Itoa(len(namespace)) + ":" + namespace + key))
 	hash := "#" + hex.EncodeToString(sum[:16])
-	begin := []byte(key[:min(len(key), maxName-len(advisory)-len(hash))])
+	begin := []byte(key[:min(len(key), maxNamedLock-len(advisory)-len(hash))])
 	for i, c := range begin {
 		if 'A' <= c && c <= 'Z' {
 			begin[i] = c - 'A' + 'a'

@@ -301,7 +301,7 @@ func (a *attempt) readLent(ctx context.Context) []state {
 			return states
 		}
 	}
-	c.Abandon(ctx, pool.AnswerTime)
+	c.RollBackUnknown(ctx, pool.AnswerTime)
 	a.r.Lends.Put()
 	return nil
 }
@@ -403,7 +403,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 		return context.Cause(ctx)
 	}
 	err = a.control(ctx, func(c *pool.Conn) error {
-		w := strategy.Waiter{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
+		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
 		// The server's own limit ends what is not killed; preparing the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
 			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.prepareRowSQL(key, ""))

@@ -125,7 +125,7 @@ func (t *turns) hopeless(others int, left time.Duration) error {
 
 // tooLate returns why a waiter is refused that would come to the front now; nil if it does.
 func (t *turns) tooLate(w *waiter) error {
-	if w.ends.IsZero() || w.ticket.ahead == w {
+	if w.ends.IsZero() || w.ticket.place == w {
 		return nil
 	}
 	turn, left := t.quickest(), time.Until(w.ends)
@@ -152,7 +152,7 @@ type Ticket struct {
 	asks      bool            // see Asks; guarded by Queue.mu
 	told      bool            // see Told; guarded by Queue.mu
 	waits     bool            // it is in front of some of its keys, and waits behind others for another; guarded by Queue.mu
-	ahead     *waiter         // its place, if it is the next and not in front; guarded by Queue.mu
+	place     *waiter         // its place, if it is the next and not in front; guarded by Queue.mu
 	slot      int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
 	free      int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
 	offered   bool            // Free has returned that slot; guarded by Queue.mu
@@ -292,7 +292,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			if w.queued() {
-				t.ahead, t.waits = w, false
+				t.place, t.waits = w, false
 			}
 			return w.refused
 		case <-ctx.Done():
@@ -415,7 +415,7 @@ func (q *Queue) admit(t *Ticket, e Key) {
 	t.positions = append(t.positions, position{e, l})
 	if e.Slots > 0 {
 		t.freed = make(chan struct{})
-		t.next(l)
+		t.keepOneLeft(l)
 	}
 }
 
@@ -449,7 +449,7 @@ func (l *keyQueue) callNext() {
 func (t *Ticket) Next() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	return t.ahead != nil && t.ahead.queued()
+	return t.place != nil && t.place.queued()
 }
 
 // call ends the wait of the first waiter, which is in front, or refused.
@@ -516,7 +516,7 @@ func (t *Ticket) Free() int {
 		return noSlot
 	}
 	if t.free == noSlot || t.offered {
-		t.next(l)
+		t.keepOneLeft(l)
 	}
 	if t.free != noSlot {
 		t.offered, t.freed = true, make(chan struct{})
@@ -625,8 +625,8 @@ func (l *keyQueue) give(slot int) {
 	l.left = append(l.left, slot)
 }
 
-// next keeps for t the slot that was released last, of those that are kept for no ticket.
-func (t *Ticket) next(l *keyQueue) {
+// keepOneLeft keeps for t the slot that was released last, of those that are kept for no ticket.
+func (t *Ticket) keepOneLeft(l *keyQueue) {
 	t.free, t.offered = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
 		if slot < t.positions[0].Slots {
@@ -652,7 +652,7 @@ func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
 	t.from, t.holder, t.since = from, h, time.Now()
-	if w := t.ahead; w != nil && w.queued() { // the one in front has ended its transaction, and leaves
+	if w := t.place; w != nil && w.queued() { // the one in front has ended its transaction, and leaves
 		l := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
 		l.call(nil)
@@ -760,12 +760,12 @@ func (t *Ticket) Leave() {
 }
 
 func (t *Ticket) leave() {
-	if w := t.ahead; w != nil && w.queued() {
+	if w := t.place; w != nil && w.queued() {
 		l := t.q.queues[w.key.name()]
 		l.waiting.Remove(w.at)
 		t.q.advance(l)
 	}
-	t.ahead = nil
+	t.place = nil
 	for _, p := range t.positions {
 		l := p.in
 		at := slices.Index(l.front, t)

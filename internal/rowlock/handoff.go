@@ -110,7 +110,7 @@ func (s *Handoff) Locked(ctx context.Context, answers [][][]string, err error) b
 		s.committed = true
 		return true
 	}
-	s.c.Abandon(ctx, rollbackLimit) // it may have locked the key
+	s.c.RollBackUnknown(ctx, rollbackLimit) // it may have locked the key
 	return false
 }
 
@@ -126,7 +126,7 @@ func (s *Handoff) Handoff(broken func()) {
 	if s.broken = broken; s.ticket.Handoff(s.l, s) {
 		return
 	}
-	if s.c.Abandon(context.Background(), rollbackLimit); !s.c.Clean() {
+	if s.c.RollBackUnknown(context.Background(), rollbackLimit); !s.c.Clean() {
 		broken()
 	}
 	s.ticket.Leave()

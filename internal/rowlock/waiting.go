@@ -111,7 +111,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 		bound = min(bound, t/2)
 	}
 	mark := pool.NewMark()
-	w := strategy.Waiter{
+	w := strategy.Killable{
 		Limits: terms.Limits, Conn: a.c, Mark: mark, Freed: a.Ticket.Freed(),
 		Stops: func(ctx context.Context) { a.HeldBy = a.askHolder(ctx, a.c.KnownID(), mark) },
 	}

@@ -114,7 +114,7 @@ func (s *session) lender() *strategy.Lender {
 		return nil
 	case p.versions && p.l.ReadsLock():
 		return nil
-	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(s.grants) > 0 || s.decided):
+	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(s.grants) > 0 || s.readStands):
 		return nil
 	}
 	return &strategy.Lender{
@@ -266,10 +266,10 @@ func (s *session) lockFirst(ctx context.Context) (*unit, error) {
 
 // live has the unit end with end, or with the handle, if nothing ends it before.
 func (u *unit) live(end context.Context) {
-	u.l.Remember(u, u.abandon)
+	u.l.Remember(u, u.endForClose)
 	u.stop = context.AfterFunc(end, u.contextEnded)
 	u.endsWith(end)
 	if u.ctxState.k.Closed() {
-		go u.abandon(lockerr.ErrClosed)
+		go u.endForClose(lockerr.ErrClosed)
 	}
 }

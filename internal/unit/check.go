@@ -118,7 +118,7 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 		}
 	}
 	switch {
-	case !s.decided, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
+	case !s.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
 		return nil
 	}
 	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, "+

@@ -66,8 +66,8 @@ func staleReadOf(lockCtx *hint.LockContext) *staleRead {
 
 // decision is what a context state remembers of the decisions in its lock context.
 type decision struct {
-	decided bool       // the unit of work, or one of its grants, keeps what was read outside a transaction from being changed
-	stale   *staleRead // what was decided on a read whose lock has gone; of all handles
+	readStands bool       // the unit of work, or one of its grants, keeps what was read outside a transaction from being changed
+	stale      *staleRead // what was decided on a read whose lock has gone; of all handles
 }
 
 // relying is what a unit of work remembers of its transaction.
@@ -89,14 +89,14 @@ func (d *decision) hasRead(k *handle.Handle, st *statement.Statement, kept bool)
 	if st.Info.Tables {
 		d.stale.on.Store(k)
 	}
-	d.decided = d.decided || kept
+	d.readStands = d.readStands || kept
 	return true
 }
 
 // outlived notes that the locks under which a decision stood went with by.
 func (d *decision) outlived(by string) {
-	if d.decided {
-		d.decided = false
+	if d.readStands {
+		d.readStands = false
 		d.stale.by.CompareAndSwap(nil, &by)
 	}
 }
@@ -110,7 +110,7 @@ func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, in *relying, st 
 		by, inHold = cmp.Or(by, other.by.Load()), inHold || other.inHold.Load()
 	}
 	switch {
-	case by == nil, st.Info.Changes == sqltext.ChangesNothing, d.decided && !inHold,
+	case by == nil, st.Info.Changes == sqltext.ChangesNothing, d.readStands && !inHold,
 		h != nil && h.AllowStale,
 		in != nil && (in.fresh || in.allowStale):
 		return nil

@@ -15,13 +15,13 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// commit ends the unit as its caller has asked by a commit, or by a statement outside
+// commitOrKeep ends the unit as its caller has asked by a commit, or by a statement outside
 // a transaction. Where nothing was changed, a decision goes on to stand, with its
 // lock: on the transaction that the read has begun nothing is sent; grants stay when
 // the transaction of the commit ends.
-func (u *unit) commit() error {
+func (u *unit) commitOrKeep() error {
 	s := u.ctxState
-	if u.changed != "" || !s.decided || u.cause != nil {
+	if u.changed != "" || !s.readStands || u.cause != nil {
 		return u.finish(true)
 	}
 	if u.relied {
@@ -240,8 +240,8 @@ func (u *unit) contextEnded() {
 	u.inTime()
 }
 
-// abandon ends a unit whose database handle is being closed.
-func (u *unit) abandon(cause error) {
+// endForClose ends a unit whose database handle is being closed.
+func (u *unit) endForClose(cause error) {
 	_ = u.ctxState.take(context.Background())
 	defer u.ctxState.give()
 	if u.state != stateEnded {

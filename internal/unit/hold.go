@@ -324,7 +324,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 		}
 		u.stack = nil
 		if commit {
-			err = u.commit()
+			err = u.commitOrKeep()
 		} else {
 			err = u.finish(false)
 		}

@@ -54,7 +54,7 @@ func (c counted) LastInsertId() (int64, error) { return 0, nil }
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
 	mark := pool.NewMark()
 	texts := []string{server.Rows, "COMMIT"}
-	if u.ctxState.decided {
+	if u.ctxState.readStands {
 		texts[0] = server.Counted
 	}
 	handsOver := u.passes() && u.handoff.Commits()
@@ -62,7 +62,7 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		texts = append(texts, u.handoff.Next())
 	}
 	var answers [][][]string
-	w := strategy.Waiter{Limits: certain, Conn: u.link, Mark: mark, Control: u.l.Control}
+	w := strategy.Killable{Limits: certain, Conn: u.link, Mark: mark, Control: u.l.Control}
 	stopped, usable, err := w.Run(ctx, func(own context.Context) (err error) {
 		answers, err = server.SendBehind(own, u.link.Conn, "/* mysqllock "+mark+" */ "+st.Text, st.Args, texts...)
 		return err

@@ -85,7 +85,7 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 		_ = u.finish(false)
 		return u.refused
 	case t.save == "" && commit:
-		return u.commit()
+		return u.commitOrKeep()
 	case t.save == "":
 		return u.finish(false)
 	}

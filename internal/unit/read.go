@@ -190,7 +190,7 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	u.keep = goesOn // also where the statement ends its transaction
 	st.Last = true
 	r, res, err := c.runIn(ctx, u, st)
-	u.keep = goesOn && (err != nil || s.decided && u.changed == "")
+	u.keep = goesOn && (err != nil || s.readStands && u.changed == "")
 	// Also after an error: of several statements in one text, those that were finished stay,
 	// as they do in autocommit.
 	known := u.cause != nil
@@ -240,7 +240,7 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 	if err != nil || len(u.stack) > 0 || u.hold != nil || st.Query && st.Info.Kind == sqltext.Read {
 		return r, res, err
 	}
-	if err := u.commit(); err != nil {
+	if err := u.commitOrKeep(); err != nil {
 		return nil, nil, err
 	}
 	return r, res, nil

@@ -247,7 +247,7 @@ func (u *unit) changes(st *statement.Statement) {
 		return
 	}
 	verb := ""
-	if u.ctxState.decided || st.Query || st.Info.Taints {
+	if u.ctxState.readStands || st.Query || st.Info.Taints {
 		verb = sqltext.Verb(st.Text)
 	}
 	switch {

@@ -357,7 +357,7 @@ func (u *unit) end() {
 			u.ctxState.owed = u.endedBy()
 		default: // see endsGrants
 			u.ctxState.drop(0, u)
-			if u.ctxState.decided {
+			if u.ctxState.readStands {
 				u.ctxState.outlived(u.endedBy())
 			}
 		}

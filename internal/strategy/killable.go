@@ -9,8 +9,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Waiter is a statement that waits in the server, on Conn, with Mark in its text.
-type Waiter struct {
+// Killable is a statement that the server is told to end if its caller leaves: on Conn, with Mark in its text.
+type Killable struct {
 	Limits
 	Conn    *pool.Conn
 	Mark    string
@@ -27,7 +27,7 @@ type Waiter struct {
 // the socket, which would leave the waiter on the server. If ctx ends before the answer, Run kills
 // the statement until it is answered, within the limit: stopped is true then. If that does not
 // help, or is not sure, it closes the connection, and usable is false.
-func (w Waiter) Run(ctx context.Context, do func(context.Context) error) (stopped, usable bool, err error) {
+func (k Killable) Run(ctx context.Context, do func(context.Context) error) (stopped, usable bool, err error) {
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	answer := make(chan error, 1)
@@ -35,36 +35,36 @@ func (w Waiter) Run(ctx context.Context, do func(context.Context) error) (stoppe
 	select {
 	case err := <-answer:
 		return false, true, err
-	case <-w.Freed:
+	case <-k.Freed:
 	case <-ctx.Done():
 	}
-	if w.Control == nil {
-		return w.letEnd(ctx, answer, abandon)
+	if k.Control == nil {
+		return k.letEnd(ctx, answer, abandon)
 	}
 	kctx := ctx // a caller that goes on has time
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
-		kctx, cancel = server.Within(context.WithoutCancel(ctx), w.of(ctx))
+		kctx, cancel = server.Within(context.WithoutCancel(ctx), k.of(ctx))
 		defer cancel()
-		if w.Stops != nil {
-			w.Stops(kctx)
+		if k.Stops != nil {
+			k.Stops(kctx)
 		}
 	}
 	for late := false; ; {
-		late = w.kill(kctx) || late
-		again := time.NewTimer(w.GiveUp / 5)
+		late = k.kill(kctx) || late
+		again := time.NewTimer(k.GiveUp / 5)
 		select {
 		case err := <-answer:
 			again.Stop()
 			if late { // the KILL could hit the next statement
-				_ = w.Conn.Close()
+				_ = k.Conn.Close()
 			}
 			return true, !late, err
 		case <-kctx.Done():
 			again.Stop()
 			abandon()
 			err := <-answer
-			_ = w.Conn.Close() // the statement may have been granted the lock
+			_ = k.Conn.Close() // the statement may have been granted the lock
 			return true, false, err
 		case <-again.C: // the statement may have reached the server only after the KILL
 		}
@@ -73,26 +73,26 @@ func (w Waiter) Run(ctx context.Context, do func(context.Context) error) (stoppe
 
 // letEnd is for what cannot be killed. If the connection is closed, what is granted after that is
 // given back at once.
-func (w Waiter) letEnd(ctx context.Context, answer <-chan error, abandon func()) (stopped, usable bool, err error) {
-	if w.Ends > 0 && errors.Is(context.Cause(ctx), ErrWaitOver) {
+func (k Killable) letEnd(ctx context.Context, answer <-chan error, abandon func()) (stopped, usable bool, err error) {
+	if k.Ends > 0 && errors.Is(context.Cause(ctx), ErrWaitOver) {
 		select {
 		case err := <-answer:
 			return true, true, err
-		case <-time.After(w.Ends):
+		case <-time.After(k.Ends):
 		}
 	}
 	abandon()
 	err = <-answer
-	_ = w.Conn.Close()
+	_ = k.Conn.Close()
 	return true, false, err
 }
 
 // kill kills the statement. It does not wait long, so that a control connection that hangs does
 // not keep the caller from its answer.
-func (w Waiter) kill(ctx context.Context) (late bool) {
+func (k Killable) kill(ctx context.Context) (late bool) {
 	ctx, cancel := server.Within(ctx, killTime)
 	defer cancel()
-	return w.Control.KillQuery(ctx, w.Mark)
+	return k.Control.KillQuery(ctx, k.Mark)
 }
 
 // killTime is how long a KILL may take.
