@@ -2,7 +2,8 @@ package sqltext
 
 import "strings"
 
-// form is a form of statements, with what its first words alone tell: Tables, Functions, and the Changes of a read come from analyzer.finish.
+// form is a form of statements, with what its first words alone tell: Tables, Functions, and the Changes of a read come from
+// analyzer.finish.
 type form struct {
 	Info
 	rule   rule
