@@ -21,7 +21,11 @@ import (
 // would go on without its wake-up lock. Renewals are sent on lock connections.
 //
 // The session is asked once, by a caller that nobody of its process is in front of. If somebody has the lease, or the
-// session does not do, the caller gives the session back, and goes on with lock connections.
+// session does not do, the caller gives the session back, and goes on with lock connections. So it does for a lease that
+// stays after its release (MinHold), which no COMMIT releases.
+//
+// Whoever finds that the lease has run out, and that its holder is silent, closes the connection with its wake-up lock
+// (freeWakeUp): here the holder's transaction goes with it, which could not commit any more.
 
 // askOnSession takes the lease on the session that the caller lends, if it lends one that does. Else ask is how to go on;
 // nil after an error.
@@ -42,7 +46,7 @@ func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.
 // takeOnSession takes the lease on the session that the caller lends. refused reports that somebody has the lease, for
 // which a.left is the time left. Without a lease the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, err error) {
-	if a.r.Lends == nil || !a.First || !a.grantsOnSessions() {
+	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.grantsOnSessions() {
 		return nil, false, nil
 	}
 	c, err := a.r.Lends.Get(ctx)

@@ -114,10 +114,15 @@ func (l *Locker) takeText(rowLocked string) string {
 	return l.grantText("", rowLocked, wakeUp("?", "0")+" >= ?")
 }
 
-// takeOnSessionText is takeText for a session of the application's: see takeOnSession.
+// takeOnSessionText is takeText for a session of the application's: see takeOnSession. MariaDB's sql_mode may make all
+// assignments at once (SIMULTANEOUS_ASSIGNMENT, which ORACLE has), and those of a grant follow from that of the token.
 func (l *Locker) takeOnSessionText() string {
-	return l.grantText("/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ ", " NOWAIT",
+	text := l.grantText("/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ ", " NOWAIT",
 		schema.ClockRuns+" AND "+wakeUp("CONVERT(? USING utf8mb4)", "0")+" >= ?")
+	if l.cfg.Info.Settings {
+		text = "SET STATEMENT sql_mode = '', lock_wait_timeout = 1 FOR " + text
+	}
+	return text
 }
 
 // grantText is the text of a take. may is the condition that what nobody has may be taken.
