@@ -119,6 +119,9 @@ func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, m
 	if err != nil {
 		return ans, len(answers) > 0 || server.Number(err) == 0 && !errors.Is(err, driver.ErrBadConn), err
 	}
+	if len(answers[2]) != 1 {
+		return ans, true, server.ErrAnswers
+	}
 	id, err := strconv.ParseInt(answers[2][0][0], 10, 64)
 	if err == nil {
 		err = ans.read(id)
