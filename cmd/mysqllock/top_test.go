@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -159,5 +160,35 @@ func TestTopTellsLocksByTheClassOfTheirKeys(t *testing.T) {
 			t.Errorf("what is not counted is not said: %q", lines)
 		}
 		s.command("ls", "--class", "a:*").start().fails(exitFailure, "--top")
+	})
+}
+
+// TestBehindCrashedHolder: the first waiter behind a lease whose holder has crashed waits for nothing in the
+// server, so MariaDB does not show it by default. Nobody is told that nobody waits.
+func TestBehindCrashedHolder(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		holder := s.hold("holder", "k", "--ttl", "10m")
+		dbtest.Equal(t, "it says %q", s.says("holder"), "1\n")
+		waiter := s.command("hold", "--wait", "1h", "k").start()
+		dbtest.Soon(t, "it waits", func() bool { return s.waiters("k") == 1 })
+		dbtest.OK(t, holder.Process.Kill())
+		if s.MariaDB() {
+			dbtest.Soon(t, "it waits for nothing in the server", func() bool { return s.waiters("k") == 0 })
+		}
+		var snap struct {
+			WaitersIncomplete bool `json:"waiters_incomplete"`
+			Classes           []jsonHeat
+		}
+		s.command("ls", "--top", "--json").read(&snap)
+		if len(snap.Classes) != 1 || snap.Classes[0].Waiting == inspect.Value(0) || !snap.Classes[0].WaitersIncomplete || !snap.WaitersIncomplete {
+			t.Errorf("ls --top --json says %+v", snap)
+		}
+		lines := strings.Split(s.command("ls", "--top").start().must(0), "\n")
+		column := strings.Index(lines[0], "WAITING")
+		if cells := []rune(lines[1]); string(cells[0]) != "k" || !strings.HasPrefix(string(cells[column:]), "≥ ") {
+			t.Errorf("ls --top says %q", lines)
+		}
+		dbtest.OK(t, waiter.Process.Signal(syscall.SIGTERM))
+		waiter.must(exitSignal + int(syscall.SIGTERM))
 	})
 }

@@ -108,6 +108,7 @@ type data struct {
 	Waiting   int
 	Longest   int64
 	Deadlocks *uint64
+	Circles   int
 	Losses    struct {
 		Total  uint64
 		Since  int64
@@ -124,6 +125,7 @@ type lock struct {
 	Remaining              int64
 	Token                  uint64
 	Nameless, Releasable   bool
+	Circle                 bool
 	Why                    string
 	Waiting                int
 	Holders, Waiters       []struct {

@@ -482,6 +482,32 @@ func TestReleaseNotAllowed(t *testing.T) {
 	}
 }
 
+// TestCircleOfWaits is told of both locks, and counted.
+func TestCircleOfWaits(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		if s.MariaDB() {
+			t.Skip("it does not tell the processes by default")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer cancel()
+		process := func(owner string) *sql.DB { return s.process(mysqllock.Config{Owner: owner, TTL: 10 * patience}) }
+		option := map[string]lockctx.Option{"a": lockctx.Row(), "b": lockctx.Lease(10 * patience)}
+		s.acquire(process("one:1:shopd"), "a", option["a"])
+		s.acquire(process("two:2:shopd"), "b", option["b"])
+		for owner, key := range map[string]string{"one:1:shopd": "b", "two:2:shopd": "a"} {
+			db := process(owner)
+			waiting.Go(func() { _, _ = mysqllock.Acquire(ctx, db, key, option[key], lockctx.Wait(4*patience)) })
+		}
+		_, srv := s.page(web.Options{})
+		watch(t, srv).until("the circle is shown", func(e event) bool {
+			a, b := e.data.lock("a"), e.data.lock("b")
+			return e.data.Circles == 1 && a.Circle && b.Circle && strings.HasPrefix(a.Why, "a circle of waits: ") && a.Why == b.Why
+		})
+	})
+}
+
 // TestHistoryOfLock: the page is told the last hour of a lock from the file of a recorder, and of no other's key.
 func TestHistoryOfLock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
