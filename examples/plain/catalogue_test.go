@@ -10,7 +10,7 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-// TestReadersOfTheCatalogueReadTogether: on two handles, which stand for processes. Whoever builds it is alone.
+// TestReadersOfTheCatalogueReadTogether: on two handles, which stand for processes. Nobody reads while it is built.
 func TestReadersOfTheCatalogueReadTogether(t *testing.T) {
 	testshop.Run(t, func(t *testing.T, shop *testshop.Shop) {
 		var reading, building atomic.Int64

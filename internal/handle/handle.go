@@ -48,7 +48,7 @@ type Settings struct {
 	Required     *Required     // nil if no table needs a lock
 
 	// How the observer is told: see mysqllock.Observer and mysqllock.Tracer. Observe is nil if
-	// nobody is to be told, the others if it does not want to know what begins.
+	// there is no observer, the others if it is no Tracer.
 	Observe   func(context.Context, Event)
 	Asking    func(context.Context, Event) context.Context
 	Releasing func(context.Context, Event)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
@@ -24,7 +23,7 @@ import (
 // session does not do, the caller gives the session back, and goes on with lock connections. So it does for a lease that
 // stays after its release (MinHold), which no COMMIT releases.
 //
-// Whoever finds that the lease has run out, and that its holder is silent, closes the connection with its wake-up lock
+// A waiter that finds the lease run out and its holder silent closes the connection with the wake-up lock
 // (freeWakeUp): here the holder's transaction goes with it, which could not commit any more.
 
 // askOnSession takes the lease on the session that the caller lends, if it lends one that does. Else ask is how to go on;
@@ -106,10 +105,10 @@ func (l *Locker) grantsOnSessions() bool {
 // takeAndCommit takes the lease on a session, without an autocommit, where nobody has it. maybe: after the error it may
 // be granted. The id that the statement tells is 0 if the key has no row, so that of an earlier statement is taken away.
 func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
-	take := a.takeOnSessionBlock(a.r.Key, a.ttl, a.Wait > 0)
+	take := a.takeBy(a.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
 	if !h.c.Packs(2) {
 		if ans, err = h.ask(ctx, take); err != nil {
-			return ans, server.Number(err) == 0 && !errors.Is(err, keyrow.ErrNoRow) && !errors.Is(err, driver.ErrBadConn), err
+			return ans, unknown(err), err
 		}
 		_, err = h.exec(ctx, "COMMIT")
 		return ans, true, err
@@ -117,7 +116,7 @@ func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, m
 	ans.sent = time.Now()
 	answers, err := h.send(ctx, "DO LAST_INSERT_ID(0)", take.String(), server.Ask("LAST_INSERT_ID()"), "COMMIT")
 	if err != nil {
-		return ans, len(answers) > 0 || server.Number(err) == 0 && !errors.Is(err, driver.ErrBadConn), err
+		return ans, len(answers) > 0 || unknown(err), err
 	}
 	if len(answers[2]) != 1 {
 		return ans, true, server.ErrAnswers
@@ -127,13 +126,6 @@ func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, m
 		err = ans.read(id)
 	}
 	return ans, !errors.Is(err, keyrow.ErrNoRow), err
-}
-
-// takeOnSessionBlock is takeBlock for a session of the application's, which may have another character set, and a
-// clock of its own: by that it grants nothing.
-func (l *Locker) takeOnSessionBlock(key string, ttl time.Duration, inTurn bool) pool.Block {
-	wake := lockname.OfWakeUp(l.cfg.Namespace, key)
-	return l.block(l.texts.takeOnSession, schema.Hex(key), wake, wake, flag(inTurn), ttl.Microseconds())
 }
 
 // Detach takes the wake-up lock off the session of the transaction, once that has ended, unless its COMMIT has released

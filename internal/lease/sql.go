@@ -95,6 +95,11 @@ func (l *Locker) takeBlock(key string, ttl time.Duration, inTurn, nowait bool) p
 	if nowait {
 		text = l.texts.takeNow
 	}
+	return l.takeBy(text, key, ttl, inTurn)
+}
+
+// takeBy is takeBlock with one of the texts of a take.
+func (l *Locker) takeBy(text, key string, ttl time.Duration, inTurn bool) pool.Block {
 	wake := lockname.OfWakeUp(l.cfg.Namespace, key)
 	return l.block(text, schema.Hex(key), wake, wake, flag(inTurn), ttl.Microseconds())
 }
@@ -114,10 +119,11 @@ func (l *Locker) takeText(rowLocked string) string {
 	return l.grantText("", rowLocked, wakeUp("?", "0")+" >= ?")
 }
 
-// takeOnSessionText is takeText for a session of the application's: see takeOnSession. MariaDB's sql_mode may make all
+// takeOnSessionText is takeText for a session of the application's, which may have another character set, and a clock of
+// its own: by that it grants nothing. MariaDB's sql_mode may make all
 // assignments at once (SIMULTANEOUS_ASSIGNMENT, which ORACLE has), and those of a grant follow from that of the token.
 func (l *Locker) takeOnSessionText() string {
-	text := l.grantText("/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */ ", " NOWAIT",
+	text := l.grantText(server.Brief+" ", " NOWAIT",
 		schema.ClockRuns+" AND "+wakeUp("CONVERT(? USING utf8mb4)", "0")+" >= ?")
 	if l.cfg.Info.Settings {
 		text = "SET STATEMENT sql_mode = '', lock_wait_timeout = 1 FOR " + text

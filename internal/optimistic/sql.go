@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
+	"github.com/mysqllock/mysqllock/internal/server"
 )
 
 // All times in the statements below are the server's.
@@ -22,9 +23,7 @@ func (l *Locker) readSQL(keys []string) string {
 }
 
 // The two statements below change rows by an INSERT that always hits the row that it has
-// read, because UPDATE has no NOWAIT. On MySQL, NOWAIT is about rows only: a hint, which
-// is a comment elsewhere, limits the wait while the table's definition is being changed.
-const brief = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */"
+// read, because UPDATE has no NOWAIT.
 
 // prepareRowSQL marks key's row as versioned, and removes an expired lease from it. rowLocked
 // says what to do if the row is locked.
@@ -33,7 +32,7 @@ func (l *Locker) prepareRowSQL(key, rowLocked string) string {
 		" SELECT r.namespace, r.name, r.token, r.expires FROM %[2]s r WHERE %[3]s"+
 		" AND (r.versioned = 0 OR r.owner IS NOT NULL) AND NOT %[4]s FOR UPDATE%[5]s"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, owner = NULL, versioned = 1, expires = UTC_TIMESTAMP(6)",
-		brief, l.cfg.Table, schema.Row("r.", l.cfg.Namespace, schema.Literal(key)), schema.Live("r."), rowLocked)
+		server.Brief, l.cfg.Table, schema.Row("r.", l.cfg.Namespace, schema.Literal(key)), schema.Live("r."), rowLocked)
 }
 
 // big precedes a statement for so many rows on MariaDB: the application may limit how many rows a
@@ -57,5 +56,5 @@ func (l *Locker) compareSQL(versions []*Version) string {
 		" SELECT r.namespace, r.name, r.token, r.expires FROM %[3]s STRAIGHT_JOIN %[2]s r ON %[4]s"+
 		" WHERE r.token = d.v AND r.versioned = 1 AND r.owner IS NULL FOR UPDATE NOWAIT"+
 		" ON DUPLICATE KEY UPDATE token = r.token + 1, expires = UTC_TIMESTAMP(6)",
-		brief, l.cfg.Table, schema.List(lines, "n", "v"), schema.Row("r.", l.cfg.Namespace, "d.n"))
+		server.Brief, l.cfg.Table, schema.List(lines, "n", "v"), schema.Row("r.", l.cfg.Namespace, "d.n"))
 }

@@ -60,6 +60,10 @@ const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 1844
 // else. MariaDB takes it for a comment.
 const Untimed = "/*+ MAX_EXECUTION_TIME(4294967295) */ "
 
+// Brief, behind INSERT, limits MySQL's wait while the table's definition is being changed, which NOWAIT does not, and lifts
+// the application's limit on the rows that a statement examines. MariaDB takes it for a comment.
+const Brief = "/*+ SET_VAR(lock_wait_timeout = 1) SET_VAR(sql_big_selects = 1) */"
+
 // The topologies in which two nodes can grant the same row lock.
 const (
 	Galera       = "Galera"
