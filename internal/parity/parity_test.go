@@ -199,6 +199,10 @@ func TestRandomProgramsSeeWhatTheySeeOnThePlainDriver(t *testing.T) {
 				for i := range *programs {
 					program := random(rand.New(rand.NewPCG(*seed+uint64(i), 0)), 40, i%2 == 1)
 					differs := p.run(program)
+					if differs != "" && program.hurries() { // in 30 ms: a slow machine may not have sent it by then, or not have woken up before its answer
+						t.Logf("seed %d, differs once:\n%v%s", *seed+uint64(i), program, differs)
+						differs = p.run(program)
+					}
 					if differs == "" {
 						continue
 					}

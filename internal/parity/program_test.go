@@ -5,6 +5,7 @@ package parity
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,6 +82,11 @@ type program struct {
 	dsn   int // of dsns
 	locks []int
 	steps []step
+}
+
+// hurries reports whether one of the steps has next to no time.
+func (p program) hurries() bool {
+	return slices.ContainsFunc(p.steps, func(s step) bool { return strings.HasSuffix(s.do, "out of time") })
 }
 
 func (p program) String() string {
