@@ -53,6 +53,9 @@ func (p *Pool) killMarked(ctx context.Context, mark string) (sent bool, err erro
 	return p.kill(ctx, "KILL QUERY", listed("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
 }
 
+// Marked is a comment with a mark, in front of a text.
+func Marked(mark string) string { return "/* mysqllock " + mark + " */ " }
+
 // NewMark returns letters and digits that are in no other statement's text.
 func NewMark() string {
 	var b [12]byte

@@ -406,7 +406,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
 		// The server's own limit ends what is not killed; preparing the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
-			return server.Exec(own, c.Conn, "/* mysqllock "+w.Mark+" */ "+a.prepareRowSQL(key, ""))
+			return server.Exec(own, c.Conn, pool.Marked(w.Mark)+a.prepareRowSQL(key, ""))
 		})
 		return err
 	})

@@ -72,8 +72,8 @@ func TestAWriteGoesOutWithItsCOMMIT(t *testing.T) {
 		}{
 			{"read, decide, write", 2, decide(setStock)},
 			{"the same by a text with a comment", 3, decide("UPDATE p SET stock = ? /* */ WHERE id = ?")},
-			{"a write", 2, under("UPDATE `p` SET stock = stock + ? WHERE id = ?", 1, 1)},
-			{"a write without arguments", 2, under("UPDATE p SET stock = stock - 1 WHERE id = 1")},
+			{"a write", 1, under("UPDATE `p` SET stock = stock + ? WHERE id = ?", 1, 1)},
+			{"a write without arguments", 1, under("UPDATE p SET stock = stock - 1 WHERE id = 1")},
 			{"one with a call", 3, under("UPDATE p SET stock = ABS(stock) WHERE id = 1")},
 			{"one with a semicolon in an argument", 5, under("UPDATE p SET stock = stock + 1 WHERE id = ? AND ? <> ?", 1, "a;b", "c")}, // it is prepared, and closed
 			{"REPLACE", 3, under("REPLACE INTO p VALUES (98, 1)")},

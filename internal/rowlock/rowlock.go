@@ -64,6 +64,10 @@
 // of the lock was. Of an error in front of COMMIT it is not always known whether it is the write's:
 // see [server.Uncounted].
 //
+// A write alone is one round trip: lock, write, count and COMMIT. Nobody reads the answer of that lock before the write runs, so
+// the statement fails where the row is missing, has a lease or a version, or the server takes no writes ([attempt.aloneSQL]).
+// The lock is asked for once more then, by itself. A caller that waits in the server does so by itself, too.
+//
 // # Shared keys
 //
 // Readers lock the row shared, each in its own transaction. In the process, readers that
@@ -223,13 +227,15 @@ type Request struct {
 	Short func() error
 }
 
-// Behind is a query of the caller's that may stand behind others in one text. It reads.
+// Behind is a statement of the caller's that may stand behind the lock statement in one text.
 type Behind struct {
-	Query string
-	Args  []driver.NamedValue
-	// Answered is called with its rows, to be read and closed before it returns, or with its error, if it has gone out and
-	// the lock is granted. Else it is still to be sent.
-	Answered func(driver.Rows, error)
+	// Writes is whether it changes something, and COMMIT follows. It runs, whatever the lock statement answers: so that has to
+	// fail where there is anything to tell.
+	Writes bool
+	// Send sends lock, and behind it the statement, with mark in front, and calls granted with the answer of lock, which comes
+	// within limit; 0 is without one. It returns what granted does, or the error of lock. driver.ErrSkip says that nothing was
+	// sent, and nil that the statement was, whatever has become of it: its caller knows.
+	Send func(ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error) error
 }
 
 // taking marks the statements that take the locks.
@@ -510,7 +516,12 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 		return nil, err
 	}
 	if b := a.behind(); b != nil {
-		if err := a.lockInFront(caller, pool.AnswerTime, a.trySQL()[0], b.Query, func() {}); !errors.Is(err, driver.ErrSkip) {
+		lock := a.trySQL()[0]
+		if b.Writes {
+			lock = a.aloneSQL()
+		}
+		err := a.lockInFront(caller, b, pool.AnswerTime, lock, "", func() {})
+		if !errors.Is(err, driver.ErrSkip) && !(b.Writes && server.Stopped(err)) { // else what there is to tell comes by the lock alone
 			return a.opened(txn, err)
 		}
 	}
@@ -526,18 +537,19 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 	return a.opened(txn, a.lock(ctx, a.trySQL()...))
 }
 
-// behind is the query that can go out with the lock; nil for none.
+// behind is the statement that can go out with the lock; nil for none.
 func (a *attempt) behind() *Behind {
-	if a.r.Behind == nil || len(a.keys) != 1 || a.streams || a.c.ByCalls() || !a.c.Packs(2) {
+	b := a.r.Behind
+	if b == nil || len(a.keys) != 1 || a.streams || a.c.ByCalls() || !a.c.Packs(2) || b.Writes && a.cfg.Rows.Leased(a.keys[0].Name) {
 		return nil
 	}
-	return a.r.Behind
+	return b
 }
 
-// lockInFront runs a lock statement with a query behind it, which is that of the caller. granted is called as soon as the lock is.
-func (a *attempt) lockInFront(ctx context.Context, limit time.Duration, lock, query string, granted func()) error {
+// lockInFront runs a lock statement with b behind it. granted is called as soon as the lock is.
+func (a *attempt) lockInFront(ctx context.Context, b *Behind, limit time.Duration, lock, mark string, granted func()) error {
 	heard := false
-	err := server.SendInFront(ctx, a.c.Conn, limit, lock, query, a.r.Behind.Args, func(answer [][]string) error {
+	err := b.Send(ctx, a.c, limit, lock, mark, func(answer [][]string) error {
 		heard = true
 		a.Heard.From(nil)
 		err := a.granted(answer)
@@ -545,8 +557,8 @@ func (a *attempt) lockInFront(ctx context.Context, limit time.Duration, lock, qu
 			granted()
 		}
 		return err
-	}, a.r.Behind.Answered)
-	if !heard && !errors.Is(err, driver.ErrSkip) {
+	})
+	if !heard && err != nil && !errors.Is(err, driver.ErrSkip) {
 		a.Heard.From(err)
 		if server.Number(err) != 0 {
 			a.c.Touch()

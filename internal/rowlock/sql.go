@@ -79,6 +79,14 @@ func (a *attempt) trySQL() (texts []string) {
 	return append(texts, a.settings("")+a.selects(a.keys, server.Untimed, " NOWAIT"))
 }
 
+// aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has had a lease or a version, or the server
+// takes no writes, it fails, so that what is behind it in a text does not run. An aggregate returns a row in any case.
+func (a *attempt) aloneSQL() string {
+	key := a.keys[0]
+	plain := a.cfg.Info.Require("MAX(owner IS NULL AND versioned = 0) AND " + server.Writable)
+	return "SELECT " + server.Untimed + "CONNECTION_ID(), MAX(token), NULL, " + plain + " - 1, '0', '0'" + a.locking(schema.Literal(key.Name), key) + " NOWAIT"
+}
+
 // nextSQL locks a key for the next caller, or fails at once. The caller before waits for the answer, too, so it waits
 // for no more than a second while the table's definition is being changed; MariaDB's NOWAIT does not wait for that. Each
 // column and each hint more costs MySQL up to 7 µs, so it asks for no more than what a caller has to be told.

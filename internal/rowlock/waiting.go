@@ -65,7 +65,7 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	if err != nil {
 		return nil, because(patient, err)
 	}
-	if b := a.behind(); b != nil {
+	if b := a.behind(); b != nil && !b.Writes {
 		if err := a.blockInFront(ctx, patient, b); !errors.Is(err, driver.ErrSkip) {
 			return a.opened(txn, err)
 		}
@@ -80,7 +80,7 @@ func (a *attempt) blockInFront(ctx, patient context.Context, b *Behind) error {
 	inTime := context.AfterFunc(patient, func() { end(context.Cause(patient)) })
 	defer inTime()
 	return a.queueUp(until, func(own context.Context, mark string, texts []string) error {
-		return a.lockInFront(own, 0, texts[0], "/* mysqllock "+mark+" */ "+b.Query, func() { inTime() })
+		return a.lockInFront(own, b, 0, texts[0], pool.Marked(mark), func() { inTime() })
 	})
 }
 
@@ -170,7 +170,7 @@ func (a *attempt) waitSQL(bound time.Duration, mark string) []string {
 	texts := make([]string, len(a.keys))
 	for i, key := range a.keys {
 		texts[i] = settings + a.selects([]Key{key}, hint+comment, tail)
-		comment = "/* mysqllock " + mark + " */ "
+		comment = pool.Marked(mark)
 	}
 	return texts
 }

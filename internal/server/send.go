@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -62,75 +63,106 @@ func SendBehind(
 ) (answers [][][]string, err error) {
 	defer func() { err = Unanswered(ctx, err) }()
 	defer basedriver.Catch(conn, &err)
-	var answering []int // the statement that each result set proves
-	sets := 0
-	defer func() {
-		if Stopped(err) && sets < len(answering) {
-			answers = append(answers, make([][][]string, answering[sets]-len(answers))...)
-		}
-	}()
-	var packet strings.Builder
-	if statement != "" {
-		packet.WriteString(statement + "\n; ")
-	}
-	for i, text := range texts {
-		if i > 0 {
-			packet.WriteString("; ")
-		}
-		packet.WriteString(text)
-		switch {
-		case returnsRows(text):
-			answering = append(answering, i)
-		case text == "COMMIT" && i < len(texts)-1:
-			packet.WriteString("; " + came)
-			answering = append(answering, i)
-		}
-	}
+	p := join(statement, texts)
 	if statement == "" { // else it is the caller's, for who listens
 		ctx = purpose.Ours(ctx)
 	}
-	rows, err := basedriver.Query(ctx, conn, packet.String(), args)
-	if err != nil {
-		return nil, err
+	rows, err := basedriver.Query(ctx, conn, p.text, args)
+	return p.read(rows, err)
+}
+
+// SendBetween is SendBehind with front before the statement: see [SendInFront], also for limit and answered. If front is
+// not answered, err is what SendInFront returns.
+func SendBetween(ctx context.Context, conn driver.Conn, limit time.Duration, front string, answered func([][]string) error,
+	statement string, args []driver.NamedValue, texts ...string,
+) (answers [][][]string, err error) {
+	p := join(statement, texts)
+	var behind error
+	err = SendInFront(ctx, conn, limit, front, p.text, args, answered, func(rows driver.Rows, err error) { answers, behind = p.read(rows, err) })
+	return answers, cmp.Or(err, behind)
+}
+
+// packet is a text of several statements.
+type packet struct {
+	text      string
+	texts     []string
+	answering []int // which of texts each result set proves
+}
+
+// join joins texts, with a statement in front; "" is none.
+func join(statement string, texts []string) packet {
+	p := packet{texts: texts}
+	var b strings.Builder
+	if statement != "" {
+		b.WriteString(statement + "\n; ")
 	}
-	defer func() {
+	for i, text := range texts {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(text)
+		switch {
+		case returnsRows(text):
+			p.answering = append(p.answering, i)
+		case text == "COMMIT" && i < len(texts)-1:
+			b.WriteString("; " + came)
+			p.answering = append(p.answering, i)
+		}
+	}
+	p.text = b.String()
+	return p
+}
+
+// read reads the answers, from the first result set on, and closes rows; or err is why there are none.
+func (p packet) read(rows driver.Rows, err error) (answers [][][]string, _ error) {
+	sets := 0
+	if err == nil {
+		answers, sets, err = p.readSets(rows)
 		if cerr := rows.Close(); err == nil {
 			err = cerr
 		}
-	}()
+	}
+	if Stopped(err) && sets < len(p.answering) {
+		answers = append(answers, make([][][]string, p.answering[sets]-len(answers))...)
+	}
+	return answers, err
+}
+
+// readSets also returns how many sets of rows have come.
+func (p packet) readSets(rows driver.Rows) (answers [][][]string, sets int, err error) {
 	for {
 		if len(rows.Columns()) > 0 {
 			set, err := readSet(rows, nil)
 			if err != nil {
-				return answers, err
+				return answers, sets, err
 			}
-			if sets == len(answering) {
-				return answers, fmt.Errorf("%w: more than %d", ErrAnswers, sets)
+			if sets == len(p.answering) {
+				return answers, sets, fmt.Errorf("%w: more than %d", ErrAnswers, sets)
 			}
-			at := answering[sets]
+			at := p.answering[sets]
 			sets++
-			if !returnsRows(texts[at]) {
+			if !returnsRows(p.texts[at]) {
 				set = nil
 			}
 			answers = append(append(answers, make([][][]string, at-len(answers))...), set)
 		}
 		more, ok := rows.(driver.RowsNextResultSet)
 		if !ok || !more.HasNextResultSet() {
-			if sets == len(answering) && sets > 0 && answering[sets-1] < len(texts)-1 {
-				return answers, fmt.Errorf("%w: none to what follows the last one", ErrAnswers)
+			if sets == len(p.answering) && sets > 0 && p.answering[sets-1] < len(p.texts)-1 {
+				return answers, sets, fmt.Errorf("%w: none to what follows the last one", ErrAnswers)
 			}
 			break
 		}
 		if err = more.NextResultSet(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return answers, err
+			return answers, sets, err
 		}
 	}
-	if sets < len(answering) {
-		return answers, fmt.Errorf("%w: %d of %d", ErrAnswers, sets, len(answering))
+	if sets < len(p.answering) {
+		return answers, sets, fmt.Errorf("%w: %d of %d", ErrAnswers, sets, len(p.answering))
 	}
-	return append(answers, make([][][]string, len(texts)-len(answers))...), nil
+	return append(answers, make([][][]string, len(p.texts)-len(answers))...), sets, nil
 }
 
 // SendInFront runs text, which returns one set of rows, with a query of the caller's behind it that has args. The answer of text

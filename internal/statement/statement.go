@@ -32,10 +32,11 @@ type Statement struct {
 	Sent     *Answer // nil if it did not go out yet
 }
 
-// Answer is that of a query which went out with the lock that it takes.
+// Answer is that of a statement which went out with the lock that it takes.
 type Answer struct {
-	Rows *Rows // read ahead, and to the end
-	Err  error
+	Rows   *Rows // read ahead, and to the end
+	Result driver.Result
+	Err    error
 }
 
 // MayWrite is in doubt true.
@@ -98,7 +99,7 @@ func (s *Statement) Answered(rows driver.Rows, err error) {
 			return
 		}
 	}
-	s.Sent = &Answer{r, err}
+	s.Sent = &Answer{Rows: r, Err: err}
 }
 
 // mayBeSeveral reports whether the text, with its arguments in it, has a semicolon before its end. Only that byte can

@@ -9,7 +9,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -25,7 +24,7 @@ type opening struct {
 	opts driver.TxOptions
 	end  context.Context      // ends it at the latest; nil in a transaction of BeginTx, and for one statement
 	hold *outerHold           // owns it; nil for none
-	read *statement.Statement // with which it begins, and which may go out with the lock; nil for none
+	with *statement.Statement // it begins with this one, which may go out with the lock; nil for none
 }
 
 // open opens a unit of work on a session, with what p asks for. What lies outside of the transaction is taken
@@ -83,6 +82,7 @@ type session struct {
 	opening
 	levels sqltext.Levels // of isolation
 	link   *pool.Conn     // whose turn the caller has; nil while there is none
+	last   *lastWrite     // went out with the lock; nil if nothing did
 }
 
 // connect takes a session. blocks: the caller is about to wait in the server on it.
@@ -247,9 +247,14 @@ func (s *session) lockFirst(ctx context.Context) (*unit, error) {
 		}
 	}
 	first.TakeOver = func(c *pool.Conn) { s.link = c }
-	if s.read != nil && len(p.requests) == 1 && len(s.grants) == 0 && joins(s.read, p.l.Info()) {
-		first.Ahead = p.l.Far() && !k.Bounded()
-		first.Behind = &rowlock.Behind{Query: s.read.Text, Args: s.read.Args, Answered: s.read.Answered}
+	if st := s.with; st != nil && len(p.requests) == 1 && len(s.grants) == 0 && joins(st, p.l.Info()) {
+		switch {
+		case st.Query && !st.Last:
+			first.Ahead = p.l.Far() && !k.Bounded()
+			first.Behind = query(st)
+		case !st.Query && st.Last && len(p.around) == 0 && !s.readStands && !first.resources[0].Shared:
+			first.Behind = s.alone(st)
+		}
 	}
 	ctx, asked := first.seen.Within(ctx)
 	defer asked()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/strategy"
@@ -52,55 +53,122 @@ func (c counted) LastInsertId() (int64, error) { return 0, nil }
 // runLast runs a write with the COMMIT of the unit behind it. If it changes nothing, and was decided on by what the unit has
 // read, the unit stays open. An error is that of the write: nothing is committed then. Else u.last is what came of the COMMIT.
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
-	mark := pool.NewMark()
 	texts := []string{server.Rows, "COMMIT"}
 	if u.ctxState.readStands {
 		texts[0] = server.Counted
 	}
-	handsOver := u.passes() && u.handoff.Commits()
-	if handsOver {
-		texts = append(texts, u.handoff.Next())
+	var handoff *rowlock.Handoff
+	if u.passes() && u.handoff.Commits() {
+		handoff = u.handoff
+		texts = append(texts, handoff.Next())
 	}
-	var answers [][][]string
-	w := strategy.Killable{Limits: certain, Conn: u.link, Mark: mark, Control: u.l.Control}
-	stopped, usable, err := w.Run(ctx, func(own context.Context) (err error) {
-		answers, err = server.SendBehind(own, u.link.Conn, "/* mysqllock "+mark+" */ "+st.Text, st.Args, texts...)
+	w := newPacket(u.l, u.link, st)
+	w.send(ctx, func(own context.Context) (err error) {
+		w.answers, err = server.SendBehind(own, u.link.Conn, w.text(), st.Args, texts...)
 		return err
 	})
-	if !usable {
-		u.l.EndQuery(ctx, mark) // else it may go on to its COMMIT long after its caller has gone
-	}
-	switch {
-	case len(answers) > 0:
-	case server.Unchanged(err):
+	if len(w.answers) == 0 && server.Unchanged(w.err) {
 		return counted{}, nil
-	case stopped && server.Uncounted(err):
-		_ = u.link.Close() // as a statement leaves it whose context ends
-		return nil, ctx.Err()
-	case server.Uncounted(err):
-		return nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
-			"so the transaction is rolled back: %w", err))
-	case server.Number(err) != 0, errors.Is(err, driver.ErrBadConn), errors.Is(err, driver.ErrSkip):
-		return nil, err
+	}
+	var res driver.Result
+	res, u.last, w.err = w.outcome(ctx, handoff)
+	return res, w.err
+}
+
+// lastPacket is a text of a write and the COMMIT behind it, perhaps with more around them.
+type lastPacket struct {
+	l    *handle.Locks
+	on   *pool.Conn
+	st   *statement.Statement
+	mark string
+
+	answers [][][]string // of what is behind the write
+	stopped bool         // it was killed, since its caller has gone
+	usable  bool         // so is the connection
+	err     error
+}
+
+func newPacket(l *handle.Locks, on *pool.Conn, st *statement.Statement) *lastPacket {
+	return &lastPacket{l: l, on: on, st: st, mark: pool.NewMark()}
+}
+
+// text is the write's.
+func (w *lastPacket) text() string { return pool.Marked(w.mark) + w.st.Text }
+
+// send has do send the packet.
+func (w *lastPacket) send(ctx context.Context, do func(context.Context) error) {
+	killable := strategy.Killable{Limits: certain, Conn: w.on, Mark: w.mark, Control: w.l.Control}
+	w.stopped, w.usable, w.err = killable.Run(ctx, do)
+	if !w.usable {
+		w.l.EndQuery(ctx, w.mark) // else it may go on to its COMMIT long after its caller has gone
+	}
+}
+
+// outcome is what has come of the write: an error with which nothing is committed, or its result, and what has come of the
+// COMMIT. handoff locks the key for the next caller behind that; nil is nobody.
+func (w *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (driver.Result, *lastWrite, error) {
+	switch {
+	case len(w.answers) > 0:
+	case w.stopped && server.Uncounted(w.err):
+		_ = w.on.Close() // as a statement leaves it whose context ends
+		return nil, nil, ctx.Err()
+	case server.Uncounted(w.err):
+		return nil, nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
+			"so the transaction is rolled back: %w", w.err))
+	case server.Number(w.err) != 0, errors.Is(w.err, driver.ErrBadConn), errors.Is(w.err, driver.ErrSkip):
+		return nil, nil, w.err
 	default:
-		u.last = &lastWrite{err: err}
-		return counted{unknown: err}, nil
+		return counted{unknown: w.err}, &lastWrite{err: w.err}, nil
 	}
 	last := new(lastWrite)
-	u.last = last
-	switch committed := len(answers) > 1; {
+	switch committed := len(w.answers) > 1; {
 	case !committed:
-		if last.err = err; server.Interrupted(err) && !server.Locked(err) {
-			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), u.link.Conn, err)
+		if last.err = w.err; server.Interrupted(w.err) && !server.Locked(w.err) {
+			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), w.on.Conn, w.err)
 		}
-	case handsOver && usable:
-		last.locked = u.handoff.Locked(context.WithoutCancel(ctx), answers[2:], err)
-	case err != nil:
-		u.link.Taint()
+	case handoff != nil && w.usable:
+		last.locked = handoff.Locked(context.WithoutCancel(ctx), w.answers[2:], w.err)
+	case w.err != nil:
+		w.on.Taint()
 	}
-	if len(answers[0]) != 1 {
-		return counted{unknown: server.ErrAnswers}, nil
+	if len(w.answers[0]) != 1 {
+		return counted{unknown: server.ErrAnswers}, last, nil
 	}
-	n, err := strconv.ParseFloat(answers[0][0][0], 64)
-	return counted{int64(n), err}, nil
+	n, err := strconv.ParseFloat(w.answers[0][0][0], 64)
+	return counted{int64(n), err}, last, nil
+}
+
+// query has a query go out with the lock in front.
+func query(st *statement.Statement) *rowlock.Behind {
+	return &rowlock.Behind{Send: func(
+		ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
+	) error {
+		return server.SendInFront(ctx, on.Conn, limit, lock, mark+st.Text, st.Args, granted, st.Answered)
+	}}
+}
+
+// alone has the write of a unit that is nothing else go out with the lock in front, and COMMIT behind it.
+func (s *session) alone(st *statement.Statement) *rowlock.Behind {
+	return &rowlock.Behind{Writes: true, Send: func(
+		ctx context.Context, on *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
+	) error {
+		w, locked := newPacket(s.p.l, on, st), false
+		w.send(ctx, func(own context.Context) (err error) {
+			w.answers, err = server.SendBetween(own, on.Conn, limit, pool.Marked(w.mark)+lock, func(answer [][]string) error {
+				err := granted(answer)
+				locked = err == nil
+				return err
+			}, w.text(), st.Args, server.Rows, "COMMIT")
+			return err
+		})
+		if refused := server.Number(w.err) != 0 || errors.Is(w.err, driver.ErrBadConn) || errors.Is(w.err, driver.ErrSkip); !locked && refused {
+			if w.stopped {
+				return context.Cause(ctx)
+			}
+			return w.err
+		}
+		st.Sent = new(statement.Answer)
+		st.Sent.Result, s.last, st.Sent.Err = w.outcome(ctx, nil)
+		return nil
+	}}
 }

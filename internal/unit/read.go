@@ -42,7 +42,7 @@ func (c *Conn) runRead(
 		if err := c.misses(st.Op(), h, st, anew); err != nil {
 			return nil, nil, err
 		}
-		u, err := s.open(ctx, p, opening{op: "lock", end: end, read: st})
+		u, err := s.open(ctx, p, opening{op: "lock", end: end, with: st})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -182,13 +182,13 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	if err != nil {
 		return nil, nil, err
 	}
-	u, err := s.open(ctx, p, opening{op: "begin"})
+	st.Last = true
+	u, err := s.open(ctx, p, opening{op: "begin", with: st})
 	if err != nil {
 		return nil, nil, err
 	}
 	u.endsWith(ctx)
 	u.keep = goesOn // also where the statement ends its transaction
-	st.Last = true
 	r, res, err := c.runIn(ctx, u, st)
 	u.keep = goesOn && (err != nil || s.readStands && u.changed == "")
 	// Also after an error: of several statements in one text, those that were finished stay,

@@ -23,7 +23,11 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 		return nil, nil, u.error(op, errCommits)
 	}
-	if err := u.takeLink(ctx, op); err != nil {
+	turn := ctx
+	if st.Sent != nil {
+		turn = context.WithoutCancel(ctx) // it has run
+	}
+	if err := u.takeLink(turn, op); err != nil {
 		return nil, nil, err
 	}
 	open, release := u.untilClosed(ctx)
@@ -88,8 +92,13 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-// overdue returns why the server may have ended the session, if so.
-func (u *unit) overdue() error { return u.l.KeepAlive.Overdue(u.link) }
+// overdue returns why the server may have ended the session, if so, and the transaction with it.
+func (u *unit) overdue() error {
+	if u.last != nil {
+		return nil
+	}
+	return u.l.KeepAlive.Overdue(u.link)
+}
 
 // takeLink waits for the turn to use the unit's connection, if it can still be
 // used.
@@ -152,7 +161,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 		u.doubts = append(u.doubts, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
 	}
 	if st.Sent != nil {
-		return st.Sent.Rows, nil, st.Sent.Err
+		return st.Sent.Rows, st.Sent.Result, st.Sent.Err
 	}
 	if u.joinsCommit(st) {
 		if res, err = u.runLast(ctx, st); !errors.Is(err, driver.ErrSkip) {

@@ -151,7 +151,7 @@ const commitLimit = 30 * time.Second
 func newUnit(s *session, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
-		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
+		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around, last: s.last, touched: s.last != nil,
 		relying: relying{allowStale: s.p.h.AllowStale},
 	}
 	if u.levels == 0 {
