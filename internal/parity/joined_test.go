@@ -216,52 +216,72 @@ func TestJoinedWritesOfManyCallers(t *testing.T) {
 // TestAJoinedWriteDisturbed: its caller is told what became of it; a lost answer is not taken for either.
 func TestAJoinedWriteDisturbed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		for name, test := range dbtest.DisturbedCommits() {
-			d := &disturbing{with: test.Disturbed}
-			cfg := s.Config()
-			db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
-				return joining{base, d}, nil
-			}}))
-			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
-			_, err := sellOnce(dbtest.Limited(t), db)
-			dbtest.OK(t, err)
-			d.armed.Store(true)
-			_, err = sellOnce(dbtest.Limited(t), db)
-			if d.armed.Load() {
-				t.Fatalf("%s: nothing was disturbed", name)
-			}
-			// Before the COMMIT the error is that of the write.
-			if interrupted := strings.HasPrefix(name, "killed after"); interrupted {
-				if err == nil {
-					t.Errorf("%s: no error", name) // the text as a whole was said to have failed
+		onEachJoin(func(join string, sell sale) {
+			for name, test := range dbtest.DisturbedCommits() {
+				if name == "nothing sent" && join == alone { // then it is tried again
+					test.Committed, test.Done = true, true
 				}
-			} else if (err == nil) != test.Done {
-				t.Errorf("%s: %v", name, err)
+				disturbJoin(t, s, join+": "+name, test, sell)
 			}
-			if number := (*mysql.MySQLError)(nil); test.Unknown && !strings.HasPrefix(name, "killed after") && (errors.As(err, &number) || !errors.Is(err, mysqllock.ErrLost)) {
-				t.Errorf("%s: %v is taken for a refusal", name, err)
-			}
-			want := 9
-			if test.Committed {
-				want = 8
-			}
-			s.WantStock(1, want)
-			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
-			dbtest.OK(t, db.Close())
-		}
+		})
 	})
 }
 
-// sellOnce is sellByKey by texts without arguments.
-func sellOnce(ctx context.Context, db *sql.DB) (sql.Result, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ctx = lockctx.With(ctx, "k")
-	n, err := stock.Read(ctx, db, 1)
-	if err != nil {
-		return nil, err
+func disturbJoin(t *testing.T, s *stock.Shop, name string, test dbtest.DisturbedCommit, sell sale) {
+	d := &disturbing{with: test.Disturbed}
+	cfg := s.Config()
+	db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
+		return joining{base, d}, nil
+	}}))
+	dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+	dbtest.OK(t, sell(dbtest.Limited(t), db))
+	d.armed.Store(true)
+	err := sell(dbtest.Limited(t), db)
+	if d.armed.Load() {
+		t.Fatalf("%s: nothing was disturbed", name)
 	}
-	return db.ExecContext(ctx, fmt.Sprintf("UPDATE p SET stock = %d WHERE id = 1", n-1))
+	// Before the COMMIT the error is that of the write.
+	interrupted := strings.Contains(name, ": killed after")
+	if interrupted {
+		if err == nil {
+			t.Errorf("%s: no error", name) // the text as a whole was said to have failed
+		}
+	} else if (err == nil) != test.Done {
+		t.Errorf("%s: %v", name, err)
+	}
+	if number := (*mysql.MySQLError)(nil); test.Unknown && !interrupted && (errors.As(err, &number) || !errors.Is(err, mysqllock.ErrLost)) {
+		t.Errorf("%s: %v is taken for a refusal", name, err)
+	}
+	want := 9
+	if test.Committed {
+		want = 8
+	}
+	s.WantStock(1, want)
+	dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+	dbtest.OK(t, db.Close())
+}
+
+// sale sells a product by texts without arguments.
+type sale func(context.Context, *sql.DB) error
+
+// alone is a write without a read before it.
+const alone = "alone"
+
+// onEachJoin calls test for a write that goes out with its COMMIT, and for one that goes out with its lock, too.
+func onEachJoin(test func(join string, sell sale)) {
+	test("after a read", func(ctx context.Context, db *sql.DB) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		ctx = lockctx.With(ctx, "k")
+		n, err := stock.Read(ctx, db, 1)
+		if err != nil {
+			return err
+		}
+		return dbtest.Err(db.ExecContext(ctx, fmt.Sprintf("UPDATE p SET stock = %d WHERE id = 1", n-1)))
+	})
+	test(alone, func(ctx context.Context, db *sql.DB) error {
+		return dbtest.Err(db.ExecContext(lockctx.With(ctx, "k"), "UPDATE p SET stock = stock - 1 WHERE id = 1"))
+	})
 }
 
 // disturbing has something happen to the next write that goes out with its COMMIT.
@@ -291,61 +311,72 @@ func (j joining) Connect(ctx context.Context) (driver.Conn, error) {
 
 // TestAJoinedWriteStoppedAnywhere: it is killed, its connection is, or that is cut, in front of each statement of the text.
 func TestAJoinedWriteStoppedAnywhere(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		onEachJoin(func(join string, sell sale) {
+			places := []string{"the write", "the count", "COMMIT", "the end"}
+			if join == alone {
+				places = append([]string{"the lock"}, places...)
+			}
+			for at := range places {
+				for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
+					stopJoin(t, s, join, places, at, how, sell)
+				}
+			}
+		})
+	})
+}
+
+// stopJoin stops a sale in front of the statement places[at].
+func stopJoin(t *testing.T, s *stock.Shop, join string, places []string, at int, how string, sell sale) {
 	const (
 		waits = "SELECT SLEEP(60) /* here */ FROM (SELECT 1 UNION SELECT 2) t" // killed, it fails
 		here  = " FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND INFO LIKE '%/* here */%' AND DB = ? AND ID <> CONNECTION_ID()"
 	)
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		for at, where := range []string{"the write", "the count", "COMMIT", "the end"} {
-			for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
-				name, tap, cfg := how+" in front of "+where, new(dbtest.Tap), s.Config()
-				tap.On(cfg)
-				d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
-					texts := strings.SplitN(packet, "; ", 4)
-					texts = append(texts[:at:at], append([]string{waits}, texts[at:]...)...)
-					if at < 2 { // the rows of the statement that waits are not to be taken for the count
-						texts[at] = "SET @waited = (" + waits + ")"
-					}
-					return strings.Join(texts, "; ")
-				}}}
-				db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
-					return joining{base, d}, nil
-				}}))
-				dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
-				_, err := sellOnce(dbtest.Limited(t), db)
-				dbtest.OK(t, err)
-				stopped := dbtest.Go(func() error {
-					var id int
-					dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
-					if how == "cut" {
-						tap.Break()
-						return nil
-					}
-					for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil {
-						if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
-							return err
-						}
-						time.Sleep(100 * time.Millisecond)
-					}
-					return nil
-				})
-				d.armed.Store(true)
-				_, err = sellOnce(dbtest.Limited(t), db)
-				dbtest.OK(t, <-stopped)
-				sold := 9 - s.Stock(1)
-				switch {
-				case sold == 1 && at < 3, sold == 0 && at == 3:
-					t.Errorf("%s: %d sold, %v", name, sold, err)
-				case err == nil && sold == 0:
-					t.Errorf("%s: nothing is sold, and there is no error", name)
-				case err != nil && sold == 1 && (!errors.Is(err, mysqllock.ErrLost) || !strings.Contains(err.Error(), "may be committed")):
-					t.Errorf("%s: it is sold: %v", name, err)
-				}
-				dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
-				_ = db.Close()
-			}
+	commit := len(places) - 2
+	name, tap, cfg := join+": "+how+" in front of "+places[at], new(dbtest.Tap), s.Config()
+	tap.On(cfg)
+	d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
+		texts := strings.SplitN(packet, "; ", len(places))
+		texts = append(texts[:at:at], append([]string{waits}, texts[at:]...)...)
+		if at < commit { // the rows of the statement that waits are not to be taken for those of another
+			texts[at] = "SET @waited = (" + waits + ")"
 		}
+		return strings.Join(texts, "; ")
+	}}}
+	db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{Base: func(base driver.Connector) (driver.Connector, error) {
+		return joining{base, d}, nil
+	}}))
+	dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+	dbtest.OK(t, sell(dbtest.Limited(t), db))
+	stopped := dbtest.Go(func() error {
+		var id int
+		dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
+		if how == "cut" {
+			tap.Break()
+			return nil
+		}
+		for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil {
+			if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
+				return err
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return nil
 	})
+	d.armed.Store(true)
+	err := sell(dbtest.Limited(t), db)
+	dbtest.OK(t, <-stopped)
+	sold := 9 - s.Stock(1)
+	switch {
+	case sold == 1 && at <= commit, sold == 0 && at > commit:
+		t.Errorf("%s: %d sold, %v", name, sold, err)
+	case err == nil && sold == 0:
+		t.Errorf("%s: nothing is sold, and there is no error", name)
+	case err != nil && sold == 1 && (!errors.Is(err, mysqllock.ErrLost) || !strings.Contains(err.Error(), "may be committed")):
+		t.Errorf("%s: it is sold: %v", name, err)
+	}
+	dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+	_ = db.Close()
 }
 
 // TestAJoinedWriteGivenUp: a caller whose context ends while the write waits for a row of the application gets its error soon,
@@ -360,16 +391,106 @@ func TestAJoinedWriteGivenUp(t *testing.T) {
 		dbtest.Exec(t, blocker, "SELECT stock FROM p WHERE id = 1 FOR UPDATE")
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		began := time.Now()
-		_, err := sellByKey(ctx, db, setStock)
-		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 10*time.Second {
-			t.Errorf("after %v: %v", took, err)
+		var both sync.WaitGroup
+		for key, sell := range map[string]func() error{
+			"k":     func() error { return dbtest.Err(sellByKey(ctx, db, setStock)) },
+			"alone": func() error { return dbtest.Err(db.ExecContext(lockctx.With(ctx, "alone"), setStock, 1, 1)) },
+		} {
+			both.Go(func() {
+				began := time.Now()
+				err := sell()
+				if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 10*time.Second {
+					t.Errorf("%s: after %v: %v", key, took, err)
+				}
+			})
 		}
+		both.Wait()
 		dbtest.OK(t, blocker.Rollback())
+		dbtest.Soon(t, "the other key is free", func() bool { return !s.Locked("alone") })
 		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
 		s.WantStock(1, 8)
 		dbtest.OK(t, dbtest.Err(sellByKey(dbtest.Limited(t), db, setStock)))
 		s.WantStock(1, 7)
+	})
+}
+
+// TestAWriteAloneRunsOnlyUnderItsLock: where the row of its key says anything but that it is free, the write is not sent with the lock.
+func TestAWriteAloneRunsOnlyUnderItsLock(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		sell := func(opts ...lockctx.Option) error {
+			return dbtest.Err(db.ExecContext(lockctx.With(dbtest.Limited(t), "k", opts...), "UPDATE p SET stock = stock - 1 WHERE id = 1"))
+		}
+		for range 10 { // until the lock statement is prepared
+			dbtest.OK(t, sell())
+		}
+		tap.Costs(t, "a key that is free", 1, func() error { return sell() })
+
+		n := s.Stock(1)
+		blocker := dbtest.Begin(t, t.Context(), s.Plain)
+		dbtest.Exec(t, blocker, "SELECT * FROM mysqllock WHERE name = 'k' FOR UPDATE")
+		if err := sell(lockctx.NoWait()); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("the row is locked: %v", err)
+		}
+		sold := dbtest.Go(func() error { return sell() })
+		dbtest.OK(t, blocker.Rollback())
+		dbtest.OK(t, <-sold)
+		s.WantStock(1, n-1)
+
+		dbtest.Exec(t, s.Plain, "DELETE FROM mysqllock WHERE name = 'k'")
+		dbtest.OK(t, sell())
+		other, _ := joined(s, mysqllock.Config{}) // which knows the key, but neither of the version nor of the lease
+		third, _ := joined(s, mysqllock.Config{})
+		for _, db := range []*sql.DB{other, third} {
+			dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		}
+		version, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		version = lockctx.With(version, "k", lockctx.Optimistic())
+		compares := s.Open("mysqllock")
+		n = stock.MustRead(t, version, compares, 1)
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "k"), other, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+		s.WantStock(1, n-1)
+		if _, err := compares.ExecContext(version, "UPDATE p SET stock = 100 WHERE id = 1"); !errors.Is(err, mysqllock.ErrConflict) {
+			t.Errorf("nobody has raised the version: %v", err)
+		}
+
+		lease, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		if _, err := third.ExecContext(lockctx.With(dbtest.Limited(t), "k", lockctx.NoWait()), "UPDATE p SET stock = 100 WHERE id = 1"); !errors.Is(err, mysqllock.ErrLocked) {
+			t.Errorf("the key is leased: %v", err)
+		}
+		dbtest.OK(t, lease.Release())
+		s.WantStock(1, n-1)
+	})
+}
+
+// TestWritesAloneOfManyCallers: none is lost, beside others that read first, in two processes.
+func TestWritesAloneOfManyCallers(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		one, _ := joined(s, mysqllock.Config{})
+		other, _ := joined(s, mysqllock.Config{MaxConns: 5})
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000 WHERE id = 1")
+		const callers, times = 12, 10
+		var all sync.WaitGroup
+		for i := range callers {
+			db := []*sql.DB{one, other}[i%2]
+			all.Go(func() {
+				for n := range times {
+					var err error
+					if n%3 == 0 {
+						_, err = sellByKey(dbtest.Limited(t), db, setStock)
+					} else {
+						_, err = db.ExecContext(lockctx.With(dbtest.Limited(t), "k"), "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		s.WantStock(1, 1000-callers*times)
 	})
 }
 
