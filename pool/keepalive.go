@@ -16,7 +16,7 @@ import (
 
 // KeepAlive pings connections that the server would end for being idle, and notices when
 // one is lost: at once, up to [glance], if the server or the way to it has closed the socket, as a KILL does; else when a
-// ping is not answered. It has one goroutine for all connections.
+// ping is not answered. It has one goroutine for all connections, and one for each ping.
 type KeepAlive struct {
 	ttl  time.Duration
 	idle time.Duration // the server never ends a connection that was silent for less; at most ttl
@@ -82,15 +82,13 @@ func (k *KeepAlive) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		var round sync.WaitGroup
 		for _, c := range k.all() {
 			if c.Silence() >= k.idle/3 {
-				round.Go(func() { k.check(ctx, c, k.ping) })
+				k.done.Go(func() { k.check(ctx, c, k.ping) }) // while that is not answered it has the turn, and the others are looked at
 			} else if c.Own() {
 				k.check(ctx, c, open)
 			}
 		}
-		round.Wait()
 	}
 }
 

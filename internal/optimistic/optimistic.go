@@ -440,7 +440,7 @@ func conflict(versions []*Version, err error) error {
 		}
 		err = lockerr.With(lockerr.ErrConflict, err)
 	case server.Locked(err):
-		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, err))
+		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, fmt.Errorf("another unit of work holds it, or commits under it: %w", err)))
 	}
 	var keys []string
 	for _, v := range versions {
