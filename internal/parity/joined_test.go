@@ -713,3 +713,49 @@ func TestTheNextReadWaitsInTheServer(t *testing.T) {
 		}
 	})
 }
+
+// TestWritesAloneUnderFire: while statements and connections are killed, and the way to the server is cut, what was told to be
+// written is, and of the rest only what may be.
+func TestWritesAloneUnderFire(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 1")
+		ctx, over := context.WithTimeout(t.Context(), 3*time.Second)
+		defer over()
+		var sold, unknown, refused atomic.Int64
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					_, err := db.ExecContext(lockctx.With(dbtest.Limited(t), fmt.Sprintf("k%d", (i+n)%3)), "UPDATE p SET stock = stock + 1 WHERE id = 1")
+					switch {
+					case err == nil:
+						sold.Add(1)
+					case strings.Contains(err.Error(), "may be committed"):
+						unknown.Add(1)
+					default:
+						refused.Add(1)
+					}
+				}
+			})
+		}
+		for n := 0; ctx.Err() == nil; n++ {
+			time.Sleep(10 * time.Millisecond)
+			var id int
+			if n%20 == 19 {
+				tap.Break()
+			} else if s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND ID <> CONNECTION_ID() AND COMMAND <> 'Sleep' ORDER BY RAND() LIMIT 1", s.Name).Scan(&id) == nil {
+				_, _ = s.Plain.Exec(fmt.Sprintf("KILL %s %d", []string{"QUERY", "CONNECTION"}[n%2], id)) // it may have gone
+			}
+		}
+		all.Wait()
+		counted := int64(s.Stock(1))
+		t.Logf("%d sold, %d unknown, %d refused; counted %d", sold.Load(), unknown.Load(), refused.Load(), counted)
+		if sold.Load() == 0 || counted < sold.Load() || counted > sold.Load()+unknown.Load() {
+			t.Errorf("%d were written: %d were told so, and %d that they may be", counted, sold.Load(), unknown.Load())
+		}
+		for i := range 3 {
+			dbtest.Soon(t, "the keys are free", func() bool { return !s.Locked(fmt.Sprintf("k%d", i)) })
+		}
+	})
+}
