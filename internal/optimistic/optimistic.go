@@ -440,7 +440,8 @@ func conflict(versions []*Version, err error) error {
 		}
 		err = lockerr.With(lockerr.ErrConflict, err)
 	case server.Locked(err):
-		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, fmt.Errorf("another unit of work holds it, or commits under it: %w", err)))
+		err = fmt.Errorf("another unit of work holds it, or commits under it: %w", err)
+		err = lockerr.With(lockerr.ErrConflict, lockerr.With(lockerr.ErrLocked, err))
 	}
 	var keys []string
 	for _, v := range versions {

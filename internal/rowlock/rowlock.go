@@ -432,16 +432,6 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 		if err == nil {
 			return txn, nil
 		}
-		var lease *strategy.Leased
-		if errors.As(err, &lease) {
-			if lease, err = a.look(ctx, []string{lease.Key}); lease != nil || err == nil {
-				if err = a.giveWay(ctx, lease); err != nil {
-					return nil, err
-				}
-				nowait = true
-				continue
-			}
-		}
 		if nowait, err = a.next(ctx, err, nowait); err != nil {
 			return nil, err
 		}
@@ -469,6 +459,12 @@ func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err erro
 // next decides how the request goes on after a lock statement that has failed with err:
 // by one with NOWAIT, by one that waits in the server, or not at all.
 func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext bool, _ error) {
+	var lease *strategy.Leased
+	if errors.As(err, &lease) {
+		if lease, err = a.look(ctx, []string{lease.Key}); lease != nil || err == nil {
+			return true, a.giveWay(ctx, lease)
+		}
+	}
 	switch {
 	case a.Vanished(err):
 		return nowait, a.cfg.Rows.Renew(ctx, a.names)

@@ -84,7 +84,8 @@ func (a *attempt) trySQL() (texts []string) {
 func (a *attempt) aloneSQL() string {
 	key := a.keys[0]
 	plain := a.cfg.Info.Require("MAX(owner IS NULL AND versioned = 0) AND " + server.Writable)
-	return "SELECT " + server.Untimed + "CONNECTION_ID(), MAX(token), NULL, " + plain + " - 1, '0', '0'" + a.locking(schema.Literal(key.Name), key) + " NOWAIT"
+	columns := "CONNECTION_ID(), MAX(token), NULL, " + plain + " - 1, '0', '0'"
+	return "SELECT " + server.Untimed + columns + a.locking(schema.Literal(key.Name), key) + " NOWAIT"
 }
 
 // nextSQL locks a key for the next caller, or fails at once. The caller before waits for the answer, too, so it waits

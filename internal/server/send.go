@@ -78,7 +78,9 @@ func SendBetween(ctx context.Context, conn driver.Conn, limit time.Duration, fro
 ) (answers [][][]string, err error) {
 	p := join(statement, texts)
 	var behind error
-	err = SendInFront(ctx, conn, limit, front, p.text, args, answered, func(rows driver.Rows, err error) { answers, behind = p.read(rows, err) })
+	err = SendInFront(ctx, conn, limit, front, p.text, args, answered, func(rows driver.Rows, err error) {
+		answers, behind = p.read(rows, err)
+	})
 	return answers, cmp.Or(err, behind)
 }
 
@@ -128,6 +130,15 @@ func (p packet) read(rows driver.Rows, err error) (answers [][][]string, _ error
 	return answers, err
 }
 
+// prove adds what the result set number i proves to have come through.
+func (p packet) prove(answers [][][]string, i int, set [][]string) [][][]string {
+	at := p.answering[i]
+	if !returnsRows(p.texts[at]) {
+		set = nil
+	}
+	return append(append(answers, make([][][]string, at-len(answers))...), set)
+}
+
 // readSets also returns how many sets of rows have come.
 func (p packet) readSets(rows driver.Rows) (answers [][][]string, sets int, err error) {
 	for {
@@ -139,12 +150,8 @@ func (p packet) readSets(rows driver.Rows) (answers [][][]string, sets int, err 
 			if sets == len(p.answering) {
 				return answers, sets, fmt.Errorf("%w: more than %d", ErrAnswers, sets)
 			}
-			at := p.answering[sets]
+			answers = p.prove(answers, sets, set)
 			sets++
-			if !returnsRows(p.texts[at]) {
-				set = nil
-			}
-			answers = append(append(answers, make([][][]string, at-len(answers))...), set)
 		}
 		more, ok := rows.(driver.RowsNextResultSet)
 		if !ok || !more.HasNextResultSet() {

@@ -39,6 +39,14 @@ type Answer struct {
 	Err    error
 }
 
+// Turn is the context in which the statement waits for its turn on the connection: one that has run waits for it in any case.
+func (s *Statement) Turn(ctx context.Context) context.Context {
+	if s.Sent != nil {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
 // MayWrite is in doubt true.
 func (s *Statement) MayWrite() bool { return s.Info.Kind != sqltext.Read }
 

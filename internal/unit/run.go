@@ -18,16 +18,9 @@ import (
 func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	op := st.Op()
 	if st.Info.Kind == sqltext.Commits {
-		if len(u.rows) == 0 && len(u.ctxState.grants) == 0 && len(u.outer) > 0 {
-			return nil, nil, u.error(op, errUnchecked)
-		}
-		return nil, nil, u.error(op, errCommits)
+		return nil, nil, u.error(op, u.commits())
 	}
-	turn := ctx
-	if st.Sent != nil {
-		turn = context.WithoutCancel(ctx) // it has run
-	}
-	if err := u.takeLink(turn, op); err != nil {
+	if err := u.takeLink(st.Turn(ctx), op); err != nil {
 		return nil, nil, err
 	}
 	open, release := u.untilClosed(ctx)
@@ -40,11 +33,8 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	returned := false
 	defer func() {
-		if !returned { // the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its goroutine, in the midst of it
-			_ = u.link.Close()
-			u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
-				"so its connection was closed"))), true)
-			u.give()
+		if !returned {
+			u.panicked(op)
 			release()
 		}
 	}()
@@ -92,6 +82,15 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
+// panicked is for a statement in the midst of which the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its
+// goroutine. The caller has the connection's turn, and gives it with this.
+func (u *unit) panicked(op string) {
+	_ = u.link.Close()
+	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
+		"so its connection was closed"))), true)
+	u.give()
+}
+
 // overdue returns why the server may have ended the session, if so, and the transaction with it.
 func (u *unit) overdue() error {
 	if u.last != nil {
@@ -131,14 +130,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 // send sends a statement, and before it those that tell what it does to the transaction. The
 // caller has the connection's turn. With an error there may be rows that came before it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
-	goesBack := u.mayFree(st)
-	before := ""
-	if st.Info.Calls {
-		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
-	}
-	if goesBack && err == nil {
-		before, err = rolledBack(ctx, u.link.Conn, u.l.Info())
-	}
+	doubts, err := u.doubtful(ctx, st)
 	u.wrote = u.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
@@ -151,15 +143,10 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 		return nil, nil, err
 	}
 	limit := statement.BufferBytes
-	if st.Info.Calls || goesBack || st.Info.Kind == sqltext.Write && !u.inside() {
+	if len(doubts) > 0 || st.Info.Kind == sqltext.Write && !u.inside() {
 		limit = 0 // a statement of ours follows
 	}
-	if st.Info.Calls {
-		u.doubts = append(u.doubts, u.called)
-	}
-	if goesBack {
-		u.doubts = append(u.doubts, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
-	}
+	u.doubts = append(u.doubts, doubts...)
 	if st.Sent != nil {
 		return st.Sent.Rows, st.Sent.Result, st.Sent.Err
 	}
@@ -181,6 +168,21 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	}
 	r, err = statement.ReadAhead(rows, limit)
 	return r, res, err
+}
+
+// doubtful sends what goes before a statement that may end the transaction, or free its locks, and returns what asks
+// afterwards whether it has.
+func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []func(context.Context) error, err error) {
+	if st.Info.Calls {
+		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
+		ask = append(ask, u.called)
+	}
+	if err == nil && u.mayFree(st) {
+		var before string
+		before, err = rolledBack(ctx, u.link.Conn, u.l.Info())
+		ask = append(ask, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
+	}
+	return ask, err
 }
 
 // prepare has a statement run as it is prepared on the session.
@@ -267,6 +269,14 @@ func (u *unit) changes(st *statement.Statement) {
 	default:
 		u.changed = "a transaction whose first write was " + verb
 	}
+}
+
+// commits is why a statement that commits is refused.
+func (u *unit) commits() error {
+	if len(u.rows) == 0 && len(u.ctxState.grants) == 0 && len(u.outer) > 0 {
+		return errUnchecked
+	}
+	return errCommits
 }
 
 var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(

@@ -151,8 +151,8 @@ const commitLimit = 30 * time.Second
 func newUnit(s *session, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
-		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around, last: s.last, touched: s.last != nil,
-		relying: relying{allowStale: s.p.h.AllowStale},
+		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
+		relying: relying{allowStale: s.p.h.AllowStale}, last: s.last, touched: s.last != nil,
 	}
 	if u.levels == 0 {
 		u.levels = u.l.LockedLevel()
