@@ -10,8 +10,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// nest begins a transaction inside the unit: on a session without one it is the
-// session's own, else a savepoint.
+// nest begins a transaction of the caller in the unit: the first is the unit's own, unless a hold owns that, and any
+// other is a savepoint.
 func (u *unit) nest(ctx context.Context, t *inner, opts driver.TxOptions) error {
 	if opts != (driver.TxOptions{}) && opts != u.opts {
 		return u.error("begin", lockerr.With(lockerr.ErrUnsafe, errors.New(
@@ -20,10 +20,10 @@ func (u *unit) nest(ctx context.Context, t *inner, opts driver.TxOptions) error 
 	if u.cause != nil {
 		return u.cause
 	}
-	t.u, t.opts = u, u.opts
-	if len(u.stack) > 0 || u.hold != nil {
+	t.shape, t.u, t.opts = txUnit, u, u.opts
+	if u.inside() {
 		u.saves++
-		t.save, t.locked = fmt.Sprintf("mysqllock_%d", u.saves), len(u.rows) > 0
+		t.shape, t.save, t.younger = txSavepoint, fmt.Sprintf("mysqllock_%d", u.saves), len(u.rows) > 0
 		if err := u.text(ctx, "begin", "SAVEPOINT "+t.save); err != nil {
 			return err
 		}
@@ -81,14 +81,19 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	}
 	u.stack = u.stack[:last]
 	switch {
-	case t.save == "" && commit && u.refused != nil:
+	case t.shape == txSavepoint:
+		return u.endSavepoint(op, t, commit)
+	case commit && u.refused != nil:
 		_ = u.finish(false)
 		return u.refused
-	case t.save == "" && commit:
+	case commit:
 		return u.commitOrKeep()
-	case t.save == "":
-		return u.finish(false)
 	}
+	return u.finish(false)
+}
+
+// endSavepoint ends a transaction that is a savepoint.
+func (u *unit) endSavepoint(op string, t *inner, commit bool) error {
 	if commit && u.cause == nil && u.open != nil && u.open.Streaming() {
 		return nil // the savepoint goes with the transaction
 	}

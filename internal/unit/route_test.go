@@ -12,7 +12,7 @@ import (
 // TestEachStatementHasOneRoute has a line for each line of the table of routeOf, and those beside their borders.
 func TestEachStatementHasOneRoute(t *testing.T) {
 	open := new(unit)
-	locked, unlocked := &Tx{inner: inner{u: open}}, new(Tx)
+	locked, unlocked := &Tx{inner: inner{shape: txUnit, u: open}}, new(Tx)
 	asks, inHold := &hint.Hint{LockContext: new(hint.LockContext)}, new(hint.Hint)
 	const read, write, ddl, ends = "SELECT stock FROM products", "UPDATE products SET stock = 1", "CREATE TABLE t (n INT)", "COMMIT"
 	for _, c := range []struct {

@@ -86,7 +86,7 @@ func (u *unit) stillLocked(ctx context.Context, before string) error {
 // lock, it goes the way of a statement of the caller, which looks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save
-	if !u.hasOlder || t.locked {
+	if !u.hasOlder || t.younger {
 		return u.text(context.Background(), op, text)
 	}
 	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})

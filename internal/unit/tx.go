@@ -91,10 +91,8 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 	if err != nil {
 		return err
 	}
-	t.u = u
 	u.endsWith(ctx)
-	u.stack = append(u.stack, &t.inner)
-	return nil
+	return u.nest(ctx, &t.inner, opts)
 }
 
 // beginInside begins a transaction on a connection that has one open: a savepoint. h is
@@ -123,13 +121,12 @@ func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts dr
 	return s.unit.nest(ctx, next, opts)
 }
 
-// Tx is a transaction that BeginTx has begun: one of the base driver, the
-// transaction of a unit of work, or a savepoint in it.
+// Tx is a transaction that BeginTx has begun, in one of three shapes: see txShape.
 type Tx struct {
 	inner
 	c    *Conn
 	ctx  context.Context // of BeginTx
-	base driver.Tx       // the base driver's; nil where it began with a hint
+	base driver.Tx       // of a plain one
 	prev *Tx             // the transaction around it on the same connection
 	// pooled: it is the only use of a light connection, which gives the real one back with it.
 	// database/sql says so later, and meanwhile waits for other connections, to close what was
@@ -137,8 +134,8 @@ type Tx struct {
 	pooled bool
 }
 
-// locked reports whether it is the transaction of a unit of work, or a savepoint in it; else it is the base driver's.
-func (t *Tx) locked() bool { return t.u != nil }
+// locked reports whether it is the transaction of a unit of work, or a savepoint in it; else it is plain.
+func (t *Tx) locked() bool { return t.shape != txPlain }
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() (err error) {
@@ -177,7 +174,7 @@ func (t *Tx) Rollback() (err error) {
 	return err
 }
 
-func (t *Tx) end(commit bool) (err error) {
+func (t *Tx) end(commit bool) error {
 	at := &t.c.tx // the transaction around it is the connection's open one again
 	for *at != nil && *at != t {
 		at = &(*at).prev
@@ -185,18 +182,16 @@ func (t *Tx) end(commit bool) (err error) {
 	if *at == t {
 		*at = t.prev
 	}
-	if t.c.tx == nil && !t.locked() {
-		defer func() {
-			if t.c.texts.state != sqltext.Idle {
-				t.c.texts.ran(endEffect, err == nil)
-			}
-		}()
-	}
-	if !t.locked() {
+	if t.shape == txPlain {
+		end := t.base.Rollback
 		if commit {
-			return t.base.Commit()
+			end = t.base.Commit
 		}
-		return t.base.Rollback()
+		err := end()
+		if t.c.tx == nil && t.c.texts.state != sqltext.Idle {
+			t.c.texts.ran(endEffect, err == nil)
+		}
+		return err
 	}
 	_ = t.u.ctxState.take(context.Background())
 	defer t.u.ctxState.give()

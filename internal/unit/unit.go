@@ -98,14 +98,30 @@ type stream struct {
 	broken error           // what went wrong while they were read; guarded by the connection's turn
 }
 
-// inner is a transaction of the caller in a unit: the unit's own, or a savepoint in it.
+// txShape is what a transaction of the caller is:
+//
+//	shape        what it is                   who ends it       its Commit sends                    its Rollback sends
+//	txPlain      the base driver's            database/sql      what the base driver sends          the same
+//	txUnit       that of a unit of work       database/sql      COMMIT: see unit.commitOrKeep       ROLLBACK
+//	txSavepoint  in the transaction of one    database/sql, or  RELEASE SAVEPOINT                   ROLLBACK TO SAVEPOINT
+//	                                          the Hold that it is
+type txShape int
+
+const (
+	txPlain txShape = iota
+	txUnit
+	txSavepoint
+)
+
+// inner is a transaction of the caller in a unit, and what a plain one has in common with it.
 type inner struct {
-	u      *unit // nil in a transaction without a lock
-	opts   driver.TxOptions
-	save   string     // the savepoint's name; "" for the unit's own transaction
-	locked bool       // the savepoint is younger than a row lock, so that going back to it frees none
-	failed error      // why nothing can be done in it any more
-	hold   *outerHold // of the hold that it is; nil for one of BeginTx
+	shape   txShape
+	opts    driver.TxOptions
+	u       *unit      // that it is in, unless it is plain
+	save    string     // the savepoint's name
+	younger bool       // the savepoint is younger than a row lock, so that going back to it frees none
+	failed  error      // why nothing can be done in it any more
+	hold    *outerHold // of the hold that it is; nil for one of BeginTx
 }
 
 // lifetime is what ends a unit if nothing else does before.
