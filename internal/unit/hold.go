@@ -14,16 +14,15 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Hold is a lock that Acquire has taken: see mysqllock.Hold.
+// Hold is a lock that Acquire has taken: see mysqllock.Hold, and holdShape.
 type Hold struct {
 	outerHold
+	shape    holdShape
 	ctx      context.Context
-	ctxState *ctxState
-	unit     *unit  // the unit that the hold owns; nil where it is nested in another, and for a lease
-	nested   *inner // its savepoint there
-
-	in   *ctxState   // whose grant it has joined; nil for none
-	stop func() bool // ends the watch on the end of Acquire's context; nil where the grant is another's
+	ctxState *ctxState   // of its lock context, which has the unit, or the grant that is joined
+	unit     *unit       // that it owns, or is nested in
+	nested   *inner      // its savepoint there
+	stop     func() bool // ends the watch on the end of Acquire's context, for a grant of its own
 
 	mu     sync.Mutex
 	over   bool
@@ -32,6 +31,27 @@ type Hold struct {
 	stays  error       // see Stays
 	lapsed *time.Timer // gives the grant back; nil while Acquire's context goes on
 }
+
+// holdShape is what a Hold has, which End ends:
+//
+//	shape          it has                          what else ends it                End sends
+//	holdUnit       a unit of its own               its context, the handle's close  COMMIT, see unit.commitOrKeep; or ROLLBACK
+//	holdSavepoint  a savepoint in an open unit     the unit's end                   RELEASE SAVEPOINT, or ROLLBACK TO SAVEPOINT
+//	holdGrant      a grant of its own              its context: see Hold.lapse      the release of the grant
+//	holdJoined     a grant of its lock context     the grant's end                  nothing; the last one what part gives back
+//	holdInside     a grant of a hold around it     that hold's end                  nothing
+type holdShape int
+
+const (
+	holdUnit holdShape = iota
+	holdSavepoint
+	holdGrant
+	holdJoined
+	holdInside
+)
+
+// inUnit reports whether a transaction keeps the hold.
+func (s holdShape) inUnit() bool { return s == holdUnit || s == holdSavepoint }
 
 // Acquire takes the lock that a hint asks for, which is of no use after that.
 func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, err error) {
@@ -57,7 +77,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		cancel(err)
 		return nil, err
 	}
-	if h.ctx == nil {
+	if !h.shape.inUnit() {
 		h.ctx = asked.Inside(own, &h.outerHold)
 	}
 	return h, nil
@@ -87,12 +107,11 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 
 // nest joins the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
-	u := h.ctxState.unit
-	if err := u.join(h.ctx, asked); err != nil {
+	h.shape, h.unit, h.nested = holdSavepoint, h.ctxState.unit, &inner{hold: &h.outerHold}
+	if err := h.unit.join(h.ctx, asked); err != nil {
 		return err
 	}
-	h.nested = &inner{hold: &h.outerHold}
-	return u.nest(h.ctx, h.nested, driver.TxOptions{})
+	return h.unit.nest(h.ctx, h.nested, driver.TxOptions{})
 }
 
 // openGrant takes a lease or an advisory lock, unless a hold around it has it, or
@@ -106,35 +125,33 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		return err
 	}
 	around := outerGrants(asked)
-	if asked.LockContext == nil {
-		if h.grant = keeperOf(h.k, p, around); h.grant != nil {
-			return nil
-		}
-		return h.takeGrant(ctx, nil, asked, p)
-	}
-	s := ctxStateOf(h.k, asked.LockContext)
-	if err := s.take(ctx); err != nil {
-		return err
-	}
-	defer s.give()
-	if err := s.check(nil); err != nil {
-		return err
-	}
-	if s.unit != nil {
-		h.ctx, h.ctxState = asked.With(own), s
-		if err := h.nest(asked); err != nil {
+	var s *ctxState
+	if asked.LockContext != nil {
+		s = ctxStateOf(h.k, asked.LockContext)
+		if err := s.take(ctx); err != nil {
 			return err
 		}
-		h.grant = keeperOf(h.k, p, slices.Concat(s.grants, around))
-		return nil
+		defer s.give()
+		if err := s.check(nil); err != nil {
+			return err
+		}
+		if s.unit != nil {
+			h.ctx, h.ctxState = asked.With(own), s
+			err := h.nest(asked)
+			h.grant = keeperOf(h.k, p, slices.Concat(s.grants, around)) // nest may have taken it
+			return err
+		}
 	}
 	if h.grant = keeperOf(h.k, p, around); h.grant != nil {
+		h.shape = holdInside
 		return nil
 	}
-	if h.grant = keeperOf(h.k, p, s.grants); h.grant != nil {
-		h.in = s
-		s.joined = append(s.joined, &h.outerHold)
-		return nil
+	if s != nil {
+		if h.grant = keeperOf(h.k, p, s.grants); h.grant != nil {
+			h.shape, h.ctxState = holdJoined, s
+			s.joined = append(s.joined, &h.outerHold)
+			return nil
+		}
 	}
 	return h.takeGrant(ctx, s, asked, p)
 }
@@ -164,7 +181,7 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 	if asked.LockContext != nil {
 		h.stale = staleReadOf(asked.LockContext)
 	}
-	h.grant.noted = h.k.EnterHold(h.grant.Resource, asked.LockContext)
+	h.shape, h.grant.noted = holdGrant, h.k.EnterHold(h.grant.Resource, asked.LockContext)
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
@@ -228,10 +245,10 @@ func (h *Hold) End(commit bool) error {
 		return h.err
 	}
 	h.over = true
-	if h.ctxState == nil {
-		h.err = h.endGrant(commit)
-	} else {
+	if h.shape.inUnit() {
 		h.err = h.endUnit(commit)
+	} else {
+		h.err = h.endGrant(commit)
 	}
 	return h.err
 }
@@ -265,10 +282,10 @@ func (h *Hold) endGrant(commit bool) error {
 	lost := h.grant.overError("release")
 	h.close(&lockerr.Error{Op: "statement", Key: h.grant.Key, Strategy: h.grant.Strategy, Err: lockerr.ErrClosed})
 	h.outlived()
-	if h.in != nil {
-		h.in.part(&h.outerHold)
-	}
-	if h.stop != nil {
+	switch h.shape {
+	case holdJoined:
+		h.ctxState.part(&h.outerHold)
+	case holdGrant:
 		h.stop()
 		if h.lapsed != nil {
 			h.lapsed.Stop()
@@ -296,9 +313,6 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	_ = h.ctxState.take(context.Background())
 	defer h.ctxState.give()
 	u := h.unit
-	if u == nil {
-		u = h.nested.u
-	}
 	closed := u.error("statement", lockerr.ErrClosed)
 	defer func() {
 		if h.close(closed); u.givenUp {
@@ -311,12 +325,12 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	case u.state == stateEnded || u.cause != nil || !commit:
 	case h.ctx.Err() != nil:
 		obstacle = u.error("commit", endOf(h.ctx))
-	case h.nested == nil && len(u.stack) > 0:
+	case h.shape == holdUnit && len(u.stack) > 0:
 		obstacle = u.error("commit", lockerr.With(lockerr.ErrUnsafe, errors.New("a transaction that was begun in the hold is "+
 			"still open; the hold is rolled back")))
 	}
 	commit = commit && obstacle == nil
-	if h.nested != nil {
+	if h.shape == holdSavepoint {
 		err = u.endTx(h.ctx, h.nested, commit)
 	} else {
 		for _, open := range u.stack {
