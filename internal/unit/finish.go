@@ -15,10 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// commitOrKeep ends the unit as its caller has asked by a commit, or by a statement outside
-// a transaction. Where nothing was changed, a decision goes on to stand, with its
-// lock: on the transaction that the read has begun nothing is sent; grants stay when
-// the transaction of the commit ends.
+// commitOrKeep ends the unit as its caller has asked by a commit, or by a statement outside of one. If nothing was
+// changed, a decision goes on to stand, with its lock: with the transaction that the read has begun, or with the grants.
 func (u *unit) commitOrKeep() error {
 	s := u.ctxState
 	if u.changed != "" || !s.readStands || u.cause != nil {
@@ -50,9 +48,7 @@ func (u *unit) finish(commit bool) error {
 	if commit {
 		u.ending = byCommit + cmp.Or(u.changed, "a transaction")
 	}
-	if u.open != nil {
-		u.cutStream()
-	}
+	u.cutStream()
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
@@ -223,7 +219,7 @@ func (u *unit) inTime() {
 	// Only finished autocommit statements are in a unit without an open
 	// transaction: rolling back would undo what the caller saw succeed.
 	lost := u.cause != nil
-	commit := len(u.stack) == 0 && u.hold == nil && !lost
+	commit := !u.inside() && !lost
 	err := u.finish(commit)
 	if err == nil || !commit && !lost { // what could not be rolled back has ended with its connection
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))

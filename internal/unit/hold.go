@@ -21,7 +21,7 @@ type Hold struct {
 	ctx      context.Context
 	ctxState *ctxState   // of its lock context, which has the unit, or the grant that is joined
 	unit     *unit       // that it owns, or is nested in
-	nested   *inner      // its savepoint there
+	nested   *inner      // its transaction there
 	stop     func() bool // ends the watch on the end of Acquire's context, for a grant of its own
 
 	mu     sync.Mutex
@@ -34,24 +34,24 @@ type Hold struct {
 
 // holdShape is what a Hold has, which End ends:
 //
-//	shape          it has                          what else ends it                End sends
-//	holdUnit       a unit of its own               its context, the handle's close  COMMIT, see unit.commitOrKeep; or ROLLBACK
-//	holdSavepoint  a savepoint in an open unit     the unit's end                   RELEASE SAVEPOINT, or ROLLBACK TO SAVEPOINT
-//	holdGrant      a grant of its own              its context: see Hold.lapse      the release of the grant
-//	holdJoined     a grant of its lock context     the grant's end                  nothing; the last one what part gives back
-//	holdInside     a grant of a hold around it     that hold's end                  nothing
+//	shape       it has                         what else ends it                End sends
+//	holdUnit    a unit of its own              its context, the handle's close  COMMIT: see unit.commitOrKeep; or ROLLBACK
+//	holdNested  a transaction in an open unit  the unit's end                   what that sends: see txShape
+//	holdGrant   a grant of its own             its context: see Hold.lapse      the release of the grant
+//	holdJoined  a grant of its lock context    the grant's end                  nothing; the last one what ctxState.part gives back
+//	holdInside  a grant of a hold around it    that hold's end                  nothing
 type holdShape int
 
 const (
 	holdUnit holdShape = iota
-	holdSavepoint
+	holdNested
 	holdGrant
 	holdJoined
 	holdInside
 )
 
 // inUnit reports whether a transaction keeps the hold.
-func (s holdShape) inUnit() bool { return s == holdUnit || s == holdSavepoint }
+func (s holdShape) inUnit() bool { return s == holdUnit || s == holdNested }
 
 // Acquire takes the lock that a hint asks for, which is of no use after that.
 func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, err error) {
@@ -101,13 +101,14 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 	if err != nil {
 		return err
 	}
+	h.shape = holdUnit
 	h.unit, err = h.ctxState.open(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outerHold})
 	return err
 }
 
 // nest joins the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
-	h.shape, h.unit, h.nested = holdSavepoint, h.ctxState.unit, &inner{hold: &h.outerHold}
+	h.shape, h.unit, h.nested = holdNested, h.ctxState.unit, &inner{hold: &h.outerHold}
 	if err := h.unit.join(h.ctx, asked); err != nil {
 		return err
 	}
@@ -330,18 +331,16 @@ func (h *Hold) endUnit(commit bool) (err error) {
 			"still open; the hold is rolled back")))
 	}
 	commit = commit && obstacle == nil
-	if h.shape == holdSavepoint {
+	if h.shape == holdUnit && len(u.stack) > 0 {
+		u.failFrom(0, u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))))
+	}
+	switch {
+	case h.shape == holdNested:
 		err = u.endTx(h.ctx, h.nested, commit)
-	} else {
-		for _, open := range u.stack {
-			open.failed = u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its hold has ended")))
-		}
-		u.stack = nil
-		if commit {
-			err = u.commitOrKeep()
-		} else {
-			err = u.finish(false)
-		}
+	case commit:
+		err = u.commitOrKeep()
+	default:
+		err = u.finish(false)
 	}
 	switch {
 	case obstacle != nil:

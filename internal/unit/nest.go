@@ -57,25 +57,17 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	case u.state == stateEnded:
 		return u.cause
 	case u.cause != nil: // those inside it may end later, since database/sql ends them when their context ends
-		at := slices.Index(u.stack, t) + 1
-		for _, inside := range u.stack[at:] {
-			inside.failed = u.cause
-		}
-		u.stack = u.stack[:at]
+		u.failFrom(slices.Index(u.stack, t)+1, u.cause)
 	}
 	last := len(u.stack) - 1
-	switch {
-	case u.stack[last] != t:
+	if u.stack[last] != t {
 		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"transactions of one lock context must end in the reverse order in which they began, so goroutines cannot have them side by side "+
 				"(under lockctx.Lease they can, or with a lock context for each); the whole unit of work is rolled back")))
 		if !commit && ctx.Err() != nil { // database/sql ends it then, whatever is open in it
 			err = u.error("statement", lockerr.With(lockerr.ErrLost, errContextEnded))
 		}
-		for _, open := range u.stack {
-			open.failed = err
-		}
-		u.stack = nil
+		u.failFrom(0, err)
 		_ = u.finish(false)
 		return err
 	}
@@ -90,6 +82,14 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 		return u.commitOrKeep()
 	}
 	return u.finish(false)
+}
+
+// failFrom takes the callers' transactions from at on out of the unit: whatever is still to be done in them fails with why.
+func (u *unit) failFrom(at int, why error) {
+	for _, t := range u.stack[at:] {
+		t.failed = why
+	}
+	u.stack = u.stack[:at]
 }
 
 // endSavepoint ends a transaction that is a savepoint.

@@ -98,13 +98,12 @@ type stream struct {
 	broken error           // what went wrong while they were read; guarded by the connection's turn
 }
 
-// txShape is what a transaction of the caller is:
+// txShape is what a transaction of the caller is. database/sql ends it, or the Hold that has it:
 //
-//	shape        what it is                   who ends it       its Commit sends                    its Rollback sends
-//	txPlain      the base driver's            database/sql      what the base driver sends          the same
-//	txUnit       that of a unit of work       database/sql      COMMIT: see unit.commitOrKeep       ROLLBACK
-//	txSavepoint  in the transaction of one    database/sql, or  RELEASE SAVEPOINT                   ROLLBACK TO SAVEPOINT
-//	                                          the Hold that it is
+//	shape        what it is              its Commit sends                      its Rollback sends
+//	txPlain      the base driver's       what the base driver sends            the same
+//	txUnit       that of a unit of work  COMMIT: see unit.commitOrKeep         ROLLBACK
+//	txSavepoint  a savepoint in one      RELEASE SAVEPOINT                     ROLLBACK TO SAVEPOINT
 type txShape int
 
 const (
@@ -121,7 +120,7 @@ type inner struct {
 	save    string     // the savepoint's name
 	younger bool       // the savepoint is younger than a row lock, so that going back to it frees none
 	failed  error      // why nothing can be done in it any more
-	hold    *outerHold // of the hold that it is; nil for one of BeginTx
+	hold    *outerHold // of the Hold that has it; nil for one of BeginTx
 }
 
 // lifetime is what ends a unit if nothing else does before.
@@ -142,7 +141,21 @@ type lifetime struct {
 //
 // While it is open one transaction holds the locks. Once it is lost nothing runs in it
 // any more, and statements and commits get the cause. Once it has ended its connection
-// is somebody else's.
+// is somebody else's. These functions end it:
+//
+//	function      at                                         sends                    grants of the unit of work
+//	commitOrKeep  a commit, a statement outside of one       COMMIT                   end; stay for a read, if nothing has changed
+//	endTx         a rollback                                 ROLLBACK                 end
+//	runAlone      the end of its only statement              COMMIT                   as for commitOrKeep; stay if it fails
+//	lockRest      a key that is not granted                  ROLLBACK                 stay
+//	inTime        its context's end; if something is open    COMMIT; or ROLLBACK      end, and with them the lock context
+//	outlivesHold  the end of a hold around what only reads   ROLLBACK                 end
+//	endForClose   the handle's close                         ROLLBACK                 end, and with them the lock context
+//	lose          a loss                                     ROLLBACK, if it can      end when it ends: see the picture
+//	unfinished    a COMMIT or ROLLBACK that fails            ROLLBACK, if it can      end
+//
+// Grants that holds have joined end with the last of these: see ctxState.part. The session goes back to the pool, or with
+// its lock to the next caller. It is closed if the transaction may still be open: see unit.breakLink.
 type state int
 
 const (
