@@ -83,22 +83,14 @@ func (c *Conn) Hidden() error {
 	return c.above.Unusable()
 }
 
-// direct reports whether a statement with ctx needs no lock handling.
+// direct reports whether a statement or a transaction with ctx needs no lock handling.
 func (c *Conn) direct(ctx context.Context) bool {
 	h, hinted := hint.From(ctx)
-	return c.unlocked() && (!hinted || c.nothing(h))
+	return c.unlocked() && (!hinted || h.LockContext == nil && h.Err == nil && len(h.Holds) == 0)
 }
-
-// plain reports whether a transaction with h, which is nil without a hint, needs no lock handling.
-func (c *Conn) plain(h *hint.Hint) bool { return c.unlocked() && (h == nil || c.nothing(h)) }
 
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool { return c.tx == nil || !c.tx.locked() }
-
-// nothing reports whether h asks for no lock.
-func (c *Conn) nothing(h *hint.Hint) bool {
-	return h.LockContext == nil && h.Err == nil && len(outerGrants(h)) == 0
-}
 
 // vacate leaves c with an empty appConn.
 func (c *Conn) vacate() {

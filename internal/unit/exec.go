@@ -85,28 +85,15 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 
 // runLocked runs a statement that is under a lock, by its route. h is nil without a hint, as it may be in a transaction.
 func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	var s *ctxState
-	switch {
-	case c.tx == nil:
-		s = ctxStateOf(c.k, h.LockContext)
-	case c.tx.locked():
-		s = c.tx.u.ctxState
-	default: // refused, before it waits for its turn
+	if c.tx != nil && !c.tx.locked() { // refused, before it waits for its turn
 		_, err := routeOf(c.tx, h, nil, st)
 		return nil, nil, c.k.Error(st.Op(), h, err)
 	}
-	if err := s.take(ctx); err != nil {
+	s, err := c.takeState(ctx, h)
+	if err != nil {
 		return nil, nil, err
 	}
 	defer s.give()
-	if c.tx != nil {
-		if err := c.tx.usable(); err != nil {
-			return nil, nil, err
-		}
-	}
-	if err := s.check(h); err != nil {
-		return nil, nil, err
-	}
 	way, err := routeOf(c.tx, h, s.unit, st)
 	if err != nil {
 		return nil, nil, c.k.Error(st.Op(), h, err)

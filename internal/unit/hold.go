@@ -109,10 +109,7 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 // nest joins the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
 	h.shape, h.unit, h.nested = holdNested, h.ctxState.unit, &inner{hold: &h.outerHold}
-	if err := h.unit.join(h.ctx, asked); err != nil {
-		return err
-	}
-	return h.unit.nest(h.ctx, h.nested, driver.TxOptions{})
+	return h.unit.nest(h.ctx, asked, h.nested, driver.TxOptions{})
 }
 
 // openGrant takes a lease or an advisory lock, unless a hold around it has it, or

@@ -7,12 +7,18 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// nest begins a transaction of the caller in the unit: the first is the unit's own, unless a hold owns that, and any
-// other is a savepoint.
-func (u *unit) nest(ctx context.Context, t *inner, opts driver.TxOptions) error {
+// nest begins a transaction of the caller in the unit, with what h asks for, which is nil without a hint: the first is the
+// unit's own, unless a hold owns that, and any other is a savepoint.
+func (u *unit) nest(ctx context.Context, h *hint.Hint, t *inner, opts driver.TxOptions) error {
+	if h != nil {
+		if err := u.join(ctx, h); err != nil {
+			return err
+		}
+	}
 	if opts != (driver.TxOptions{}) && opts != u.opts {
 		return u.error("begin", lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"its unit of work has a transaction with other options open; only the outermost BeginTx can choose them")))

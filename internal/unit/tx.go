@@ -17,10 +17,8 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if err := c.enter(ctx, true); err != nil {
 		return nil, err
 	}
-	h, _ := hint.From(ctx) // nil without one
-	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx}
-	t.pooled = c.k.Bounded() && c.tx == nil && statement.Retried(ctx)
-	if c.plain(h) {
+	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx, pooled: c.k.Bounded() && c.tx == nil && statement.Retried(ctx)}
+	if c.direct(ctx) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
@@ -29,13 +27,13 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 			c.texts.ran(beginEffect, false)
 			return nil, err
 		}
-		t.base = base
+		t.shape, t.base = txPlain, base
 		c.texts.begins(opts, false)
 		c.tx = t
 		c.texts.ran(beginEffect, true)
 		return t, nil
 	}
-	if err := c.beginLocked(ctx, h, t, opts); err != nil {
+	if err := c.beginLocked(ctx, t, opts); err != nil {
 		return nil, err
 	}
 	t.prev = c.tx
@@ -43,9 +41,9 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	return t, nil
 }
 
-// beginLocked begins a transaction under the lock of h, which is nil without a hint, or inside the
-// one that is open on the connection.
-func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver.TxOptions) error {
+// beginLocked begins a transaction under the lock that ctx asks for, or inside the one that is open on the connection.
+func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) error {
+	h, _ := hint.From(ctx) // nil without one
 	if h != nil && h.Err != nil {
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
@@ -54,16 +52,17 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 			return err
 		}
 	}
-	if c.tx != nil {
-		return c.tx.beginInside(ctx, h, &t.inner, opts)
+	if c.tx != nil && !c.tx.locked() {
+		return c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
-	s := ctxStateOf(c.k, h.LockContext)
-	if err := s.take(ctx); err != nil {
+	s, err := c.takeState(ctx, h)
+	if err != nil {
 		return err
 	}
 	defer s.give()
-	if err := s.check(h); err != nil {
-		return err
+	if c.tx != nil {
+		return c.tx.u.nest(ctx, h, &t.inner, opts)
 	}
 	if err := c.outside(ctx, "begin", h); err != nil {
 		return err
@@ -72,10 +71,7 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 		if err := c.misses("begin", h, nil, u); err != nil {
 			return err
 		}
-		if err := u.join(ctx, h); err != nil {
-			return err
-		}
-		return u.nest(ctx, &t.inner, opts)
+		return u.nest(ctx, h, &t.inner, opts)
 	}
 	if err := c.misses("begin", h, nil, anew); err != nil {
 		return err
@@ -92,33 +88,30 @@ func (c *Conn) beginLocked(ctx context.Context, h *hint.Hint, t *Tx, opts driver
 		return err
 	}
 	u.endsWith(ctx)
-	return u.nest(ctx, &t.inner, opts)
+	return u.nest(ctx, h, &t.inner, opts)
 }
 
-// beginInside begins a transaction on a connection that has one open: a savepoint. h is
-// nil without a hint.
-func (t *Tx) beginInside(ctx context.Context, h *hint.Hint, next *inner, opts driver.TxOptions) error {
-	if !t.locked() {
-		return t.c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
-			"a transaction without the lock is open on this connection; begin that one with the lock context")))
+// takeState takes the turn of the context state that a call with h runs in, unless nothing can run there any more. In a
+// transaction, which has a lock, h may be nil.
+func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err error) {
+	if c.tx != nil {
+		s = c.tx.u.ctxState
+	} else {
+		s = ctxStateOf(c.k, h.LockContext)
 	}
-	s := t.u.ctxState
-	if err := s.take(ctx); err != nil {
-		return err
+	if err = s.take(ctx); err != nil {
+		return nil, err
 	}
-	defer s.give()
-	if err := t.usable(); err != nil {
-		return err
+	if c.tx != nil {
+		err = c.tx.usable()
 	}
-	if err := s.check(h); err != nil {
-		return err
+	if err == nil {
+		err = s.check(h)
 	}
-	if h != nil {
-		if err := s.unit.join(ctx, h); err != nil {
-			return err
-		}
+	if err != nil {
+		s.give()
 	}
-	return s.unit.nest(ctx, next, opts)
+	return s, err
 }
 
 // Tx is a transaction that BeginTx has begun, in one of three shapes: see txShape.
@@ -138,27 +131,23 @@ type Tx struct {
 func (t *Tx) locked() bool { return t.shape != txPlain }
 
 // Commit commits. In a unit of work the outermost Commit gives the lock back.
-func (t *Tx) Commit() (err error) {
-	if t.pooled {
-		defer t.over()
-	}
+func (t *Tx) Commit() error {
+	defer t.over()
 	return t.end(true)
 }
 
-// over is for the end of a transaction on a connection that would be given back later.
+// over gives the real connection back at the end of a transaction for which it is pooled.
 func (t *Tx) over() {
-	if t.c.tx == nil {
+	if t.pooled && t.c.tx == nil {
 		t.c.release()
 	}
 }
 
 // Rollback rolls back. In a unit of work the outermost Rollback gives the lock
 // back. What was lost is rolled back already.
-func (t *Tx) Rollback() (err error) {
-	if t.pooled {
-		defer t.over()
-	}
-	err = t.end(false)
+func (t *Tx) Rollback() error {
+	defer t.over()
+	err := t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
 	}
