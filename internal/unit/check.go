@@ -147,9 +147,8 @@ func (s *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 			add(p)
 		}
 		for _, hold := range h.Holds {
-			if hold, ok := hold.(*outerHold); ok {
-				add(hold.grant.Resource, hold.key)
-			}
+			hold := hold.(*outerHold)
+			add(hold.grant.Resource, hold.key)
 		}
 	}
 	if u != nil {

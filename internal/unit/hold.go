@@ -158,12 +158,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 // outside of any.
 func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
 	start := time.Now()
-	l, err := h.k.Use(ctx, asked)
-	if err != nil {
-		err = h.k.SetupError(asked, err)
-	} else {
-		err = h.k.Taken(asked.LockContext, true, p)
-	}
+	l, err := locksFor(ctx, h.k, asked, true, p)
 	if err != nil {
 		h.k.Refused(ctx, start, err, p)
 		return err

@@ -31,7 +31,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 		return nil
 	}
 	defer func() { p.refused(ctx, u.ctxState.k, err) }()
-	if _, err := p.use(ctx, u.ctxState); err != nil {
+	if _, err := locksFor(ctx, u.ctxState.k, h, false, p.missing...); err != nil {
 		return err
 	}
 	p.with(u.ctxState, u.l, false) // also where the server is another one by now

@@ -28,9 +28,7 @@ type outerHold struct {
 // handles.
 func outerGrants(h *hint.Hint) (grants []*grant) {
 	for _, hold := range h.Holds {
-		if hold, ok := hold.(*outerHold); ok {
-			grants = append(grants, hold.grant)
-		}
+		grants = append(grants, hold.(*outerHold).grant)
 	}
 	return grants
 }
@@ -38,10 +36,7 @@ func outerGrants(h *hint.Hint) (grants []*grant) {
 // checkOuter returns why nothing can run inside the holds around h any more.
 func checkOuter(h *hint.Hint) error {
 	for _, hold := range h.Holds {
-		hold, ok := hold.(*outerHold)
-		if !ok {
-			continue
-		}
+		hold := hold.(*outerHold)
 		if err := hold.grant.overError("statement"); err != nil {
 			hold.outlived() // it may not know yet
 			return err
@@ -54,8 +49,8 @@ func checkOuter(h *hint.Hint) error {
 // on this one before a commit. The check is a statement, so it takes the same server.
 func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 	for _, hold := range h.Holds {
-		hold, ok := hold.(*outerHold)
-		if !ok || hold.k == k {
+		hold := hold.(*outerHold)
+		if hold.k == k {
 			continue
 		}
 		g := hold.grant
@@ -79,11 +74,10 @@ func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 // noteHolds notes that a query has returned data in the holds that it ran in.
 func noteHolds(st *statement.Statement) {
 	for _, h := range st.Holds {
-		if h, ok := h.(*outerHold); ok {
-			h.read.Store(true)
-			if h.gone.Load() { // meanwhile
-				h.outlived()
-			}
+		h := h.(*outerHold)
+		h.read.Store(true)
+		if h.gone.Load() { // meanwhile
+			h.outlived()
 		}
 	}
 }
@@ -113,7 +107,7 @@ func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 		return n, true
 	}
 	for _, hold := range h.Holds { // the key may be held around
-		if hold, ok := hold.(*outerHold); ok && hold.grant.Key == h.Named {
+		if hold := hold.(*outerHold); hold.grant.Key == h.Named {
 			if n, ok := hold.grant.told(what); ok {
 				return n, true
 			}

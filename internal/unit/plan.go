@@ -56,10 +56,7 @@ func (s *ctxState) plan(h *hint.Hint) (*plan, error) {
 	if err := s.mixed(resources); err != nil {
 		return nil, err
 	}
-	p := &plan{h: h, start: time.Now()}
-	if len(h.Holds) > 0 {
-		p.around = outerGrants(h)
-	}
+	p := &plan{h: h, start: time.Now(), around: outerGrants(h)}
 	for _, resource := range resources {
 		held, err := s.has(resource, p.around)
 		if err == nil && !held {
@@ -151,20 +148,22 @@ func (p *plan) ready(ctx context.Context, s *ctxState, pooled bool) error {
 	if p.l != nil {
 		return nil
 	}
-	l, err := p.use(ctx, s)
+	l, err := locksFor(ctx, s.k, p.h, false, p.missing...)
 	if err == nil {
 		p.with(s, l, pooled)
 	}
 	return err
 }
 
-// use returns what locks are taken with now, and why what p asks for would never be free, if so.
-func (p *plan) use(ctx context.Context, s *ctxState) (*handle.Locks, error) {
-	l, err := s.k.Use(ctx, p.h)
+// locksFor returns what locks are taken with now for h, and why resources would never be free, if so: see Handle.Taken.
+func locksFor(
+	ctx context.Context, k *handle.Handle, h *hint.Hint, onlyElsewhere bool, resources ...strategy.Resource,
+) (*handle.Locks, error) {
+	l, err := k.Use(ctx, h)
 	if err != nil {
-		return nil, s.k.SetupError(p.h, err)
+		return nil, k.SetupError(h, err)
 	}
-	return l, s.k.Taken(p.h.LockContext, false, p.missing...)
+	return l, k.Taken(h.LockContext, onlyElsewhere, resources...)
 }
 
 // with has p be taken with l. The wait begins. pooled means that the caller occupies a connection
@@ -290,5 +289,5 @@ func (s *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) 
 
 // holds reports whether a caller with h in s holds something.
 func (s *ctxState) holds(h *hint.Hint) bool {
-	return s.unit != nil || len(s.grants) > 0 || len(outerGrants(h)) > 0
+	return s.unit != nil || len(s.grants) > 0 || len(h.Holds) > 0
 }
