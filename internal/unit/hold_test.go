@@ -713,3 +713,44 @@ func TestHoldsHaveAllConnections(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// TestSavepointAsItsHoldEnds: a transaction of the lock context that has joined the hold's transaction begins no other one
+// once the hold's context has ended.
+func TestSavepointAsItsHoldEnds(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for range 20 {
+			ctx := lockctx.With(dbtest.Limited(t), "k")
+			own, cancel := context.WithCancel(ctx)
+			h, err := mysqllock.Acquire(own, db, "k")
+			dbtest.OK(t, err)
+			conn, err := db.Conn(ctx)
+			dbtest.OK(t, err)
+			tx := dbtest.Begin(t, ctx, conn)
+			cancel() // the watch on it, and BeginTx, ask for the turn of the lock context
+			_, err = conn.BeginTx(ctx, nil)
+			dbtest.Is(t, "BeginTx", err, mysqllock.ErrLost)
+			dbtest.OK(t, tx.Rollback())
+			dbtest.OK(t, h.Rollback())
+			dbtest.OK(t, conn.Close())
+		}
+	})
+}
+
+// TestReadBesideAHold: what the lock context reads itself while the hold is open does not stand for what was read in the
+// hold.
+func TestReadBesideAHold(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for name, opt := range grantHolds() {
+			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+			dbtest.OK(t, mysqllock.Do(ctx, db, "other", func(in context.Context) error {
+				stock.MustRead(t, in, db, 1)
+				stock.MustRead(t, ctx, db, 2)
+				return nil
+			}, opt))
+			_, err := db.ExecContext(ctx, stock.SetStock, 9)
+			wantEndOfHold(t, name, err)
+		}
+	})
+}
