@@ -143,16 +143,18 @@ type lifetime struct {
 // any more, and statements and commits get the cause. Once it has ended its connection
 // is somebody else's. These functions end it:
 //
-//	function      at                                         sends                    grants of the unit of work
-//	commitOrKeep  a commit, a statement outside of one       COMMIT                   end; stay for a read, if nothing has changed
-//	endTx         a rollback                                 ROLLBACK                 end
-//	runAlone      the end of its only statement              COMMIT                   as for commitOrKeep; stay if it fails
-//	lockRest      a key that is not granted                  ROLLBACK                 stay
-//	inTime        its context's end; if something is open    COMMIT; or ROLLBACK      end, and with them the lock context
-//	outlivesHold  the end of a hold around what only reads   ROLLBACK                 end
-//	endForClose   the handle's close                         ROLLBACK                 end, and with them the lock context
-//	lose          a loss                                     ROLLBACK, if it can      end when it ends: see the picture
-//	unfinished    a COMMIT or ROLLBACK that fails            ROLLBACK, if it can      end
+//	function       at                                        sends                grants of the unit of work
+//	commitOrKeep   a commit, a statement outside of one      COMMIT               end; stay for a read, if nothing has changed
+//	endTx          a rollback                                ROLLBACK             end
+//	runAlone       the end of its only statement; inPart     COMMIT; or ROLLBACK  as for commitOrKeep; stay if it fails
+//	runDefinition  the check of holds before DDL             COMMIT               it has none
+//	lockRest       a key that is not granted                 ROLLBACK             stay
+//	session.open   a node that is behind                     ROLLBACK             end
+//	inTime         its context's end; if something is open   COMMIT; or ROLLBACK  end; the lock context, too, unless a hold owns it
+//	outlivesHold   the end of a hold around what only reads  ROLLBACK             end
+//	endForClose    the handle's close                        ROLLBACK             end; the lock context, too
+//	lose           a loss                                    ROLLBACK, if it can  end when it ends: see the picture
+//	unfinished     a COMMIT or ROLLBACK that fails           ROLLBACK, if it can  end
 //
 // Grants that holds have joined end with the last of these: see ctxState.part. The session goes back to the pool, or with
 // its lock to the next caller. It is closed if the transaction may still be open: see unit.breakLink.
