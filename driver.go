@@ -18,6 +18,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/socket"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/unit"
 	"github.com/mysqllock/mysqllock/pool"
@@ -111,9 +112,9 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 func seeSockets(cfg *mysql.Config) {
 	switch {
 	case cfg.DialFunc != nil:
-		cfg.DialFunc = pool.Dial(cfg.DialFunc)
+		cfg.DialFunc = socket.Dial(cfg.DialFunc)
 	case slices.Contains([]string{"tcp", "tcp4", "tcp6", "unix"}, cfg.Net):
-		cfg.DialFunc = pool.Dial(new(net.Dialer).DialContext)
+		cfg.DialFunc = socket.Dial(new(net.Dialer).DialContext)
 	}
 }
 

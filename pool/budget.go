@@ -1,8 +1,12 @@
 package pool
 
 import (
+	"context"
+	"database/sql/driver"
 	"sync"
 	"time"
+
+	"github.com/mysqllock/mysqllock/internal/socket"
 )
 
 // Budget is the most connections that several pools have together. A caller that finds
@@ -18,7 +22,7 @@ import (
 // Some permits are kept: for pools with Config.Control as many as are reserved, and one for
 // each pool with Config.Keeps. Other pools have no connection in use on them: see allows.
 type Budget struct {
-	killer *killer // nil if nobody kills what was abandoned; set before the first connection
+	killer *socket.Killer // nil if nobody kills what was abandoned; set before the first connection
 
 	max      int
 	reserved int // permits for pools with Config.Control
@@ -53,6 +57,24 @@ func NewBudget(maxConns, reserved, keeping int) *Budget {
 
 // Max is the most connections.
 func (b *Budget) Max() int { return b.max }
+
+// KillClosed has the connections of the budget killed that are closed while the server is
+// busy with their statements. cfg is for the pool, of one connection, that is opened when there
+// is something to kill. stop kills what has gathered, and closes the pool.
+func (b *Budget) KillClosed(cfg Config) (stop func()) {
+	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
+	p := newPool(cfg)
+	b.killer = socket.NewKiller(func(ctx context.Context, kill func(driver.Conn, *socket.Group)) {
+		if c, err := p.Acquire(ctx); err == nil {
+			defer c.Release()
+			kill(c.Conn, c.sockets)
+		}
+	})
+	return func() {
+		b.killer.Close()
+		p.Close()
+	}
+}
 
 // rank is how urgent a caller is.
 type rank int

@@ -14,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/socket"
 )
 
 // Conn is a driver connection whose users take turns, that can be kept alive, and that
@@ -34,7 +35,7 @@ type Conn struct {
 	trip     time.Duration        // how long the statement took that identified it
 	several  bool                 // it takes several statements in a text
 	State    any                  // what its user keeps with it, from one Acquire to the next; guarded by the turn
-	ends     *sockets             // of a pooled one
+	sockets  *socket.Group        // of a pooled one
 	contact  atomic.Int64         // when the server last answered, or was sent what it has answered, since epoch
 	since    time.Time            // when it was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
 	blocks   atomic.Bool          // its caller may be waiting in the server, and is counted for that
@@ -60,7 +61,7 @@ func (c *Conn) Close() error {
 // end closes the connection, and waits until it has ended, on the server, too.
 func (c *Conn) end() {
 	_ = c.Close()
-	c.ends.Wait()
+	c.sockets.Wait()
 }
 
 // AwaitTurn waits for the caller's turn to use the connection.

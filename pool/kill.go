@@ -1,15 +1,12 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"database/sql/driver"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/purpose"
@@ -50,7 +47,7 @@ func (p *Pool) EndQuery(ctx context.Context, mark string) {
 // the same statement.
 func (p *Pool) killMarked(ctx context.Context, mark string) (sent bool, err error) {
 	half := len(mark) / 2
-	return p.kill(ctx, "KILL QUERY", listed("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
+	return p.kill(ctx, "KILL QUERY", server.OtherIDs("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
 }
 
 // Marked is a comment with a mark, in front of a text.
@@ -80,8 +77,8 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
 	}
-	running := fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, fromHere("TRUE"), c.here())
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(running))
+	running := fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, server.SameClient("TRUE"), c.here())
+	_, err := p.kill(ctx, "KILL CONNECTION", server.OtherIDs(running))
 	return err
 }
 
@@ -92,19 +89,6 @@ func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 func (c *Conn) here() string { return onNode(c.node) + " AND " + server.Up(time.Since(c.opened)) }
 
 func onNode(node string) string { return server.Node + " = " + schema.Literal(node) }
-
-// A row of [server.Connections] has the account and machine of client, and there the port of
-// port, if it has one.
-const (
-	port   = "SUBSTRING_INDEX(HOST, ':', -1)"
-	client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - CHAR_LENGTH(" + port + ")), HOST)"
-)
-
-// fromHere is the condition for a connection of the same account and machine as the one that
-// asks, if also is true for that.
-func fromHere(also string) string {
-	return fmt.Sprintf("(%s) = (SELECT %[1]s FROM "+server.Connections+" WHERE ID = CONNECTION_ID() AND %s)", client, also)
-}
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.
 // over reports that it has ended, or that the condition is not true. That can take the server a
@@ -121,18 +105,13 @@ func (p *Pool) KillSilent(ctx context.Context, seen *Conn, lock string, silence 
 	if !seen.identified() {
 		return nil
 	}
-	_, err := p.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d AND %s",
+	_, err := p.kill(ctx, "KILL CONNECTION", server.OtherIDs(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d AND %s",
 		lock, int(silence/time.Second), seen.here())))
 	return err
 }
 
-// listed is a query for the ids of the other connections for which condition is true.
-func listed(condition string) string {
-	return "SELECT ID FROM " + server.Connections + " WHERE " + condition + " AND ID <> CONNECTION_ID()"
-}
-
-// kill sends a KILL to the connections whose ids the query ids returns, if any. What has cut off the connection that is
-// to be killed may have cut off the idle ones from which to do so.
+// kill is [server.Kill] on a connection of the pool. What has cut off the connection that is to be killed may
+// have cut off the idle ones from which to do so.
 func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	ctx = purpose.For(ctx, purpose.Kill)
 	for tries := 1; ; tries++ {
@@ -140,7 +119,7 @@ func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error
 		if err != nil {
 			return false, err
 		}
-		if sent, err = c.kill(ctx, verb, ids); server.Broken(err) {
+		if sent, err = server.Kill(ctx, c.Conn, verb, ids); server.Broken(err) {
 			c.Taint() // its driver may not know
 		}
 		c.Release()
@@ -152,117 +131,3 @@ func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error
 
 // controlTries is how often a statement that was not sent is tried again: as many connections may be idle.
 const controlTries = 4
-
-// killPause is between two KILLs. In MariaDB, a KILL that meets a statement in SLEEP while another
-// one is waking up takes 2 seconds, in which every SLEEP of the server stands still.
-const killPause = time.Millisecond
-
-// kill sends a KILL from the connection.
-func (c *Conn) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
-	rows, err := server.QueryConnections(ctx, c.Conn, ids)
-	for i, row := range rows {
-		if i > 0 {
-			time.Sleep(killPause)
-		}
-		this := server.Exec(ctx, c.Conn, verb+" "+row[0])
-		if server.Number(this) == server.NoSuchThread {
-			continue
-		}
-		sent = true
-		if err = cmp.Or(err, this); server.Number(this) == 0 && this != nil {
-			break
-		}
-	}
-	return sent, err
-}
-
-// killer ends connections that were closed while the server was busy with their statements: it
-// would go on, and count them. Their places in the budget are free when it has let go of them.
-type killer struct {
-	pool *Pool // of one connection
-
-	mu     sync.Mutex     // guards what follows
-	next   []*socket      // to be killed
-	runs   bool           // its goroutine, while there are any
-	ended  sync.WaitGroup // the goroutine
-	closed bool
-}
-
-// KillClosed has the connections of the budget killed that are closed while the server is
-// busy with their statements. cfg is for the pool, of one connection, that is opened when there
-// is something to kill. stop kills what has gathered, and closes the pool.
-func (b *Budget) KillClosed(cfg Config) (stop func()) {
-	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
-	k := &killer{pool: newPool(cfg)}
-	b.killer = k
-	return func() {
-		k.mu.Lock()
-		k.closed = true
-		k.mu.Unlock()
-		k.ended.Wait()
-		k.pool.Close()
-	}
-}
-
-// end kills the connection of s soon, if it can, which it reports.
-func (k *killer) end(s *socket) bool {
-	if k == nil || s.id.Load() == 0 || s.port() == "" {
-		return false
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.closed {
-		return false
-	}
-	if k.next = append(k.next, s); !k.runs {
-		k.runs = true
-		k.ended.Go(k.run)
-	}
-	return true
-}
-
-// run kills what has gathered, until there is nothing left.
-func (k *killer) run() {
-	for {
-		k.mu.Lock()
-		gathered := k.next
-		k.next, k.runs = nil, len(gathered) > 0
-		k.mu.Unlock()
-		if len(gathered) == 0 {
-			return
-		}
-		k.kill(gathered)
-	}
-}
-
-// killsTime is how long a server may take to end what has gathered, and Close to wait for that.
-const killsTime = 3 * time.Second
-
-// kill kills the connections of gathered. An id may be one that a proxy has made up, or of another
-// server, and on this one that of somebody else. So the connection must lead to the address that
-// the control connection leads to, and the server must see each of the two come from the port that
-// it has here.
-func (k *killer) kill(gathered []*socket) {
-	ctx, cancel := server.Within(purpose.For(k.pool.ctx, purpose.Kill), killsTime)
-	defer cancel()
-	c, err := k.pool.Acquire(ctx)
-	if err != nil {
-		return // they run on
-	}
-	defer c.Release()
-	own := c.ends.last
-	if own == nil {
-		return
-	}
-	var these []string
-	for _, s := range gathered {
-		if s.RemoteAddr().String() == own.RemoteAddr().String() {
-			these = append(these, fmt.Sprintf("(%d, '%s')", s.id.Load(), s.port()))
-		}
-	}
-	if len(these) == 0 {
-		return
-	}
-	_, _ = c.kill(ctx, "KILL CONNECTION", listed(fmt.Sprintf("(ID, %s) IN (%s) AND %s",
-		port, strings.Join(these, ", "), fromHere(port+" = '"+own.port()+"'"))))
-}

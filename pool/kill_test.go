@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -201,58 +200,3 @@ func TestKillBesideWhatCannotBeListed(t *testing.T) {
 		})
 	}
 }
-
-// TestKillClosedKnowsItsConnections: the id that a greeting shows may be one that a proxy has
-// made up, and on the server that of somebody else.
-func TestKillClosedKnowsItsConnections(t *testing.T) {
-	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
-		seen := func(cfg *mysql.Config) { cfg.DialFunc = Dial(new(net.Dialer).DialContext) }
-		cfg := Config{Connect: s.Connector(seen).Connect, Max: 3, Idle: time.Hour, Setup: "DO 1"}
-		budget := NewBudget(4, 1, 0)
-		t.Cleanup(budget.KillClosed(cfg))
-		p := s.pool(func(of *Config) { of.Connect, of.Budget = cfg.Connect, budget })
-		one, other := s.acquire(p), s.acquire(p)
-		defer one.Destroy()
-		defer other.Destroy()
-		for _, c := range []*Conn{one, other} {
-			id, err := c.ID(t.Context())
-			dbtest.OK(t, err)
-			if got := uint64(c.ends.last.id.Load()); got != id {
-				t.Fatalf("the greeting has the id %d, the server says %d", got, id)
-			}
-		}
-		alive := func(c *Conn) bool { return c.Ping(dbtest.Limited(t)) == nil }
-		made := &socket{Conn: one.ends.last.Conn}
-		made.id.Store(other.ends.last.id.Load())
-		budget.killer.kill([]*socket{made})
-		if !alive(one) || !alive(other) {
-			t.Error("a connection with another port was killed")
-		}
-		made = &socket{Conn: leadsElsewhere{one.ends.last.Conn}}
-		made.id.Store(one.ends.last.id.Load())
-		budget.killer.kill([]*socket{made})
-		if !alive(one) {
-			t.Error("a connection was killed for one that leads to another address")
-		}
-		proxy := dbtest.StartProxy(t, s.Config().Addr)
-		cfg.Connect = s.Connector(seen, func(cfg *mysql.Config) { cfg.Net, cfg.Addr = "tcp", proxy.Addr() }).Connect
-		proxied := NewBudget(4, 1, 0)
-		t.Cleanup(proxied.KillClosed(cfg))
-		proxied.killer.kill([]*socket{one.ends.last})
-		if !alive(one) {
-			t.Error("a connection was killed from one that a proxy has opened")
-		}
-		budget.killer.kill([]*socket{one.ends.last})
-		if alive(one) {
-			t.Error("the connection was not killed")
-		}
-		if !alive(other) {
-			t.Error("another connection was killed")
-		}
-	})
-}
-
-// leadsElsewhere is a socket with the other end of another one.
-type leadsElsewhere struct{ net.Conn }
-
-func (leadsElsewhere) RemoteAddr() net.Addr { return new(net.TCPAddr) }

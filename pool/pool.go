@@ -25,6 +25,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/socket"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
@@ -143,12 +144,12 @@ const AnswerTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
-		ends := &sockets{killer: cfg.Budget.killer}
-		if c, err = cfg.openInTime(context.WithValue(ctx, socketsKey{}, ends)); err == nil {
-			c.ends = ends
+		sockets := socket.NewGroup(cfg.Budget.killer)
+		if c, err = cfg.openInTime(sockets.With(ctx)); err == nil {
+			c.sockets = sockets
 			return c, nil
 		}
-		ends.Wait()
+		sockets.Wait()
 		full := bounded && server.Full(err) && time.Since(began) < AnswerTime
 		// Idle: this program did not get to run meanwhile, for longer than Setup has it be idle.
 		broken := !cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
@@ -688,7 +689,7 @@ func (p *Pool) end() <-chan struct{} {
 		_ = c.Close()
 	}
 	for _, c := range idle {
-		c.ends.Wait()
+		c.sockets.Wait()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
