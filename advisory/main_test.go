@@ -87,8 +87,7 @@ func (s *scratch) process(set settings) *process {
 	counted, err := intercept.With(append([]sqlmw.Interceptor{count}, set.seen...)...)(connector{connect: set.connect})
 	dbtest.OK(s.T, err)
 	newPool := func(connect func(context.Context) (driver.Conn, error), setup string, max int) *pool.Pool {
-		p, err := pool.New(pool.Config{Connect: connect, Max: max, Idle: time.Minute, Setup: setup})
-		dbtest.OK(s.T, err)
+		p := pool.New(pool.Config{Connect: connect, Max: max, Idle: time.Minute, Setup: setup})
 		s.T.Cleanup(p.Close)
 		return p
 	}

@@ -63,7 +63,7 @@ func (b *Budget) Max() int { return b.max }
 // is something to kill. stop kills what has gathered, and closes the pool.
 func (b *Budget) KillClosed(cfg Config) (stop func()) {
 	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
-	p := newPool(cfg)
+	p := New(cfg)
 	b.killer = socket.NewKiller(func(ctx context.Context, kill func(driver.Conn, *socket.Group)) {
 		if c, err := p.Acquire(ctx); err == nil {
 			defer c.Release()
@@ -245,7 +245,7 @@ func (p *Pool) serve(a *asker) bool {
 }
 
 // limited counts the permits that Config.Max limits. The caller holds the budget's mutex.
-func (p *Pool) limited() int { return p.open - len(p.idle) - p.beside }
+func (p *Pool) limited() int { return p.permits - len(p.idle) - p.beside }
 
 // mayHave reports whether Config.Max allows one more connection in use, for a caller that is beside or
 // not. The caller holds the budget's mutex.
@@ -294,7 +294,7 @@ func (b *Budget) kept() (inUse, controls, kept int) {
 // uses reports whether the pool uses the permit that is kept for it: it has a connection in use
 // that does not wait in the server. The user of such a one may wait for another that needs the
 // permit. The caller holds the budget's mutex.
-func (p *Pool) uses() bool { return p.open-len(p.idle) > p.blocked }
+func (p *Pool) uses() bool { return p.permits-len(p.idle) > p.blocked }
 
 // allows reports whether p may have one more connection in use, for a caller of rank r. The
 // caller holds b.mu.
@@ -378,7 +378,7 @@ func (p *Pool) unblock() {
 // take and drop count a permit of the budget that p has. The caller holds the budget's
 // mutex.
 func (p *Pool) take() {
-	p.open++
+	p.permits++
 	p.budget.open++
 	if p.cfg.Control {
 		p.budget.controls++
@@ -386,7 +386,7 @@ func (p *Pool) take() {
 }
 
 func (p *Pool) drop() {
-	p.open--
+	p.permits--
 	p.budget.open--
 	if p.cfg.Control {
 		p.budget.controls--
@@ -403,7 +403,7 @@ func (p *Pool) alone() {
 // emptied tells who waits for that if the pool is closed, and has nothing but connections that are beside
 // those of database/sql, which closes when it has done with them. The caller holds the budget's mutex.
 func (p *Pool) emptied() {
-	if p.closed && p.open == p.beside && p.empty != nil {
+	if p.closed && p.permits == p.beside && p.empty != nil {
 		close(p.empty)
 		p.empty = nil
 	}

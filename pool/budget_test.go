@@ -53,9 +53,7 @@ func (s *served) budgeted(t *testing.T, maxConns, reserved, n int) []*Pool {
 	b := NewBudget(maxConns, reserved, 0)
 	pools := make([]*Pool, n)
 	for i := range pools {
-		var err error
-		pools[i], err = New(Config{Connect: s.connect, Max: maxConns, Budget: b, Bare: true, Control: i == 0})
-		dbtest.OK(t, err)
+		pools[i] = New(Config{Connect: s.connect, Max: maxConns, Budget: b, Bare: true, Control: i == 0})
 		t.Cleanup(pools[i].Close)
 	}
 	return pools
@@ -117,8 +115,7 @@ func TestBudgetMakesRoom(t *testing.T) {
 func TestMaxLimitsNobodyBeside(t *testing.T) {
 	for name, budget := range map[string]*Budget{"": nil, "budget": NewBudget(8, 1, 0)} {
 		t.Run(name, func(t *testing.T) {
-			p, err := New(Config{Connect: new(served).connect, Max: 1, Budget: budget, Bare: true})
-			dbtest.OK(t, err)
+			p := New(Config{Connect: new(served).connect, Max: 1, Budget: budget, Bare: true})
 			t.Cleanup(p.Close)
 			first := acquired(t, p)
 			next := queue(t, As{}, p)
@@ -240,8 +237,7 @@ func TestAPoolHasThePermitThatItKeeps(t *testing.T) {
 	pools[0].budget.keeping = 1
 	before := []*Conn{acquired(t, pools[1]), acquired(t, pools[1])} // the pool that keeps one is not made yet
 	first, second := queue(t, As{Urgent: true}, pools[1]), queue(t, As{}, pools[1])
-	keeping, err := New(Config{Connect: s.connect, Max: 2, Budget: pools[0].budget, Bare: true, Keeps: true})
-	dbtest.OK(t, err)
+	keeping := New(Config{Connect: s.connect, Max: 2, Budget: pools[0].budget, Bare: true, Keeps: true})
 	t.Cleanup(keeping.Close)
 	if inUse, _, reserved := pools[0].budget.Shortage(); inUse != 2 || reserved != 2 || !keeping.Ready() {
 		t.Errorf("before its first one: %d in use, %d reserved, ready: %v", inUse, reserved, keeping.Ready())
@@ -283,8 +279,7 @@ func TestBudgetKeepsNotForWaiters(t *testing.T) {
 	pools := s.budgeted(t, 4, 0, 1)
 	pools[0].budget.keeping = 1
 	cfg := Config{Connect: s.connect, Max: 3, Budget: pools[0].budget, Bare: true, Keeps: true}
-	keeping, err := New(cfg)
-	dbtest.OK(t, err)
+	keeping := New(cfg)
 	t.Cleanup(keeping.Close)
 	waits, err := keeping.AcquireAs(dbtest.Limited(t), As{Waits: true})
 	dbtest.OK(t, err)
@@ -297,8 +292,7 @@ func TestBudgetKeepsNotForWaiters(t *testing.T) {
 	waits.Release()
 
 	keeping.Keep(false) // as after a failover: another pool is made in its place
-	now, err := New(cfg)
-	dbtest.OK(t, err)
+	now := New(cfg)
 	t.Cleanup(now.Close)
 	third = queue(t, As{Urgent: true}, pools[0])
 	acquired(t, now).Release()
@@ -560,13 +554,13 @@ func TestBudgetOfAFullServer(t *testing.T) {
 			}
 			return nil, errRefused
 		}}
-		alone := newPool(cfg)
+		alone := New(cfg)
 		_, err := alone.Acquire(dbtest.Limited(t))
 		dbtest.Want(t, err, full)
 		alone.Close()
 		asked.Store(0)
 		cfg.Budget = NewBudget(4, 1, 0)
-		p := newPool(cfg)
+		p := New(cfg)
 		_, err = p.Acquire(dbtest.Limited(t))
 		dbtest.Want(t, err, errRefused)
 		dbtest.Equal(t, "asked %d times", asked.Load(), 4)

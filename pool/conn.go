@@ -23,9 +23,8 @@ import (
 type Conn struct {
 	driver.Conn
 
-	pool    *Pool         // nil for one that belongs to database/sql
-	adopted bool          // it is one of the application's
-	turn    chan struct{} // holds a token while the connection is in use
+	pool *Pool         // nil for one that belongs to database/sql
+	turn chan struct{} // holds a token while the connection is in use
 
 	id       uint64               // the server's id, 0 until known; guarded by the turn
 	node     string               // which server it leads to, as [server.Node] says, "" until known; guarded by the turn
@@ -46,8 +45,10 @@ var epoch = time.Now() // carries the monotonic clock
 
 // Adopt makes a Conn of a connection that belongs to another owner. Do not call Release
 // or Destroy on it.
-func Adopt(conn driver.Conn) *Conn {
-	c := &Conn{Conn: conn, adopted: true, turn: make(chan struct{}, 1), opened: time.Now()}
+func Adopt(conn driver.Conn) *Conn { return newConn(conn, nil) }
+
+func newConn(conn driver.Conn, of *Pool) *Conn {
+	c := &Conn{Conn: conn, pool: of, turn: make(chan struct{}, 1), opened: time.Now()}
 	c.Touch()
 	return c
 }

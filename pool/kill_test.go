@@ -36,8 +36,7 @@ func TestNoKillMeetsTheConnectionOfAnotherServer(t *testing.T) {
 				}
 				return c.Connect(ctx)
 			}
-			control, err := New(Config{Connect: connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
-			dbtest.OK(t, err)
+			control := New(Config{Connect: connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
 			t.Cleanup(control.Close)
 			open := func() *Conn {
 				conn, err := connect(ctx)
@@ -120,8 +119,7 @@ func TestNoKillMeetsTheConnectionOfAnotherServer(t *testing.T) {
 func TestKillQueryBeside(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		tap := new(dbtest.Tap)
-		control, err := New(Config{Connect: d.Connector(tap.On).Connect, Max: 1, Idle: time.Minute, Setup: "DO 1"})
-		dbtest.OK(t, err)
+		control := New(Config{Connect: d.Connector(tap.On).Connect, Max: 1, Idle: time.Minute, Setup: "DO 1"})
 		t.Cleanup(control.Close)
 		ctx, mark := dbtest.Limited(t), NewMark()
 		other, c, watch := d.Connect(), d.Connect(), d.Connect() // the other is found first
@@ -163,8 +161,7 @@ func TestKillBesideWhatCannotBeListed(t *testing.T) {
 			dbtest.OnOwnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 				d.Neighbours()
 				ctx := dbtest.Limited(t)
-				control, err := New(Config{Connect: d.Connector().Connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
-				dbtest.OK(t, err)
+				control := New(Config{Connect: d.Connector().Connect, Max: 2, Idle: time.Minute, Setup: "DO 1"})
 				t.Cleanup(control.Close)
 				for what, kill := range map[string]func(c *Conn, mark string){
 					"KillQuery":      func(_ *Conn, mark string) { control.KillQuery(ctx, mark) },

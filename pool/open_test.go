@@ -17,7 +17,7 @@ func TestHungOpeningIsGivenUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				opened := 0
-				p := newPool(Config{Max: 1, Bare: bare, Connect: func(ctx context.Context) (driver.Conn, error) {
+				p := New(Config{Max: 1, Bare: bare, Connect: func(ctx context.Context) (driver.Conn, error) {
 					opened++
 					<-ctx.Done()
 					return nil, ctx.Err()
@@ -49,10 +49,10 @@ func (brittle) Close() error { panic("the driver in Close") }
 func TestAPanicInTheCloseOfWhatIsNotSetUp(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"set-up": {Setup: "SET autocommit = 0"},
-		"first":  {First: func(context.Context, driver.Conn) error { return errors.New("not this one") }},
+		"first":  {BeforeSetup: func(context.Context, driver.Conn) error { return errors.New("not this one") }},
 	} {
 		cfg.Max, cfg.Connect = 1, func(context.Context) (driver.Conn, error) { return brittle{}, nil }
-		p := newPool(cfg)
+		p := New(cfg)
 		if c, err := p.Acquire(t.Context()); err == nil {
 			t.Errorf("%s: %v is no error", name, c)
 		}

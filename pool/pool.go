@@ -32,9 +32,27 @@ import (
 // Config says what a Pool holds.
 type Config struct {
 	Connect func(context.Context) (driver.Conn, error) // opens a connection
+	Max     int                                        // the most connections at a time; at least 1
+	Uses    string                                     // what the connections are for, in errors: "sessions"
+	MaxFrom string                                     // the parameter that Max comes from, in errors; "" for none
+	Idle    time.Duration                              // an unused connection is closed after this long; 0 is no limit
+	Budget  *Budget                                    // nil for a pool that shares no budget
+	Control bool                                       // the budget's reserved permits are for this pool
+	Keeps   bool                                       // one of the budget's permits is kept for this pool: see [Pool.Keep]
 
-	// First is called with each new connection, before anything is sent on it; may refuse it. nil is none.
-	First func(context.Context, driver.Conn) error
+	// Bare: the connections are for statements of the application, as Connect opens them. The fields below
+	// do not count: they are neither set up nor asked for their ids. They are opened, looked at before the
+	// next use, and waited for as database/sql does that: an opening that fails is tried again only if the
+	// server is full, and a caller whose context ends gets the context's error, unless it has a patience.
+	Bare bool
+
+	// BeforeSetup is called with each new connection, before anything is sent on it; may refuse it. nil is none.
+	BeforeSetup func(context.Context, driver.Conn) error
+
+	Setup        string            // a statement that runs once on each new connection
+	SetupInstead func() string     // returns what runs in place of Setup, or ""; nil is none
+	Ask          func() string     // returns an SQL expression for Check, or ""; nil is none
+	Check        func(Found) error // is called for each new connection, with its settings before Setup; may refuse it
 
 	// Several is called for each new connection after Check, and says whether [Conn.Send] may send one text;
 	// nil is no.
@@ -43,19 +61,7 @@ type Config struct {
 	// Splits: the server runs a text with a semicolon as several statements, which the DSN does not ask for.
 	Splits bool
 
-	Check   func(Found) error // is called for each new connection, with its settings before Setup; may refuse it
-	Ask     func() string     // returns an SQL expression for Check, or ""; nil is none
-	Setup   string            // a statement that runs once on each new connection
-	Instead func() string     // returns what runs in place of Setup, or ""; nil is none
-	Max     int               // the most connections at a time; at least 1
-	Uses    string            // what the connections are for, in errors: "sessions"
-	MaxIs   string            // the parameter that Max comes from, in errors; "" for none
-	Idle    time.Duration     // an unused connection is closed after this long; 0 is no limit
-	Budget  *Budget           // nil for a pool that shares no budget
-	Control bool              // the budget's reserved permits are for this pool
-	Keeps   bool              // one of the budget's permits is kept for this pool: see [Pool.Keep]
-	Bare    bool              // for statements of the application: neither set up nor asked for its id
-	ByCalls bool              // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
+	ByCalls bool // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
 }
 
 // Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
@@ -91,7 +97,7 @@ type Pool struct {
 	queue    [ranks]askers
 	served   [ranks]turn // of each queue, the last caller that got a connection
 	idle     []*Conn     // the last used at the end
-	open     int         // connections, with those being opened and closed
+	permits  int         // connections, with those being opened and closed
 	opening  int
 	blocked  int  // connections of callers that wait in the server
 	beside   int  // permits of callers with As.Beside
@@ -108,20 +114,7 @@ type Pool struct {
 
 // New returns a pool. It opens no connection before the first Acquire. Close ends its one
 // goroutine, which runs from the first connection on.
-func New(cfg Config) (*Pool, error) {
-	if cfg.Max < 1 {
-		return nil, fmt.Errorf("mysqllock: a pool of %d connections", cfg.Max)
-	}
-	return newPool(cfg), nil
-}
-
-// NewBare is New for connections of the application, with a Max that was checked.
-func NewBare(cfg Config) *Pool {
-	cfg.Bare = true
-	return newPool(cfg)
-}
-
-func newPool(cfg Config) *Pool {
+func New(cfg Config) *Pool {
 	bounded := cfg.Budget != nil
 	if !bounded {
 		cfg.Budget = &Budget{max: math.MaxInt, blockMax: math.MaxInt} // Config.Max limits those that are not Beside
@@ -140,19 +133,20 @@ func newPool(cfg Config) *Pool {
 // where it is busy, and the next one may be opened in its place by then.
 const AnswerTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 
-// connect opens a connection and sets it up. It tries again as often as database/sql.
-func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error) {
+// open opens a connection and sets it up. It tries again as often as database/sql.
+func (p *Pool) open(ctx context.Context) (*Conn, error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
-		sockets := socket.NewGroup(cfg.Budget.killer)
-		if c, err = cfg.openInTime(sockets.With(ctx)); err == nil {
+		sockets := socket.NewGroup(p.budget.killer)
+		c, err := p.openInTime(sockets.With(ctx))
+		if err == nil {
 			c.sockets = sockets
 			return c, nil
 		}
 		sockets.Wait()
-		full := bounded && server.Full(err) && time.Since(began) < AnswerTime
+		full := p.bounded && server.Full(err) && time.Since(began) < AnswerTime
 		// Idle: this program did not get to run meanwhile, for longer than Setup has it be idle.
-		broken := !cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
+		broken := !p.cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
 		if ctx.Err() != nil || !full && !broken {
 			return nil, err
 		}
@@ -165,52 +159,59 @@ func (cfg Config) connect(ctx context.Context, bounded bool) (c *Conn, err error
 	}
 }
 
-// openInTime is open within AnswerTime: a server that accepts a connection and never answers
+// openInTime opens a connection within AnswerTime: a server that accepts a connection and never answers
 // must not keep its permit for ever, and the DSN may set no timeout.
-func (cfg Config) openInTime(ctx context.Context) (*Conn, error) {
+func (p *Pool) openInTime(ctx context.Context) (*Conn, error) {
 	own, cancel := server.Within(ctx, AnswerTime)
 	defer cancel()
-	c, err := cfg.open(own)
+	c, err := p.openOnce(purpose.Unattributed(own))
 	if err != nil && own.Err() != nil && ctx.Err() == nil {
 		err = notOpened(context.Cause(own))
 	}
 	return c, err
 }
 
-// dial has the driver open a connection.
-func (cfg Config) dial(ctx context.Context) (conn driver.Conn, err error) {
-	defer basedriver.Catch(nil, &err)
-	return cfg.Connect(ctx)
-}
-
-// open opens a connection and sets it up.
-func (cfg Config) open(ctx context.Context) (*Conn, error) {
-	ctx = purpose.Unattributed(ctx)
-	conn, err := cfg.dial(ctx)
-	if cfg.Bare {
-		if err != nil {
-			return nil, err
-		}
-		return Adopt(conn), nil
-	}
-	if err != nil {
+// openOnce opens a connection, and sets it up unless it is to be bare.
+func (p *Pool) openOnce(ctx context.Context) (*Conn, error) {
+	conn, err := p.dial(ctx)
+	switch {
+	case err != nil && p.cfg.Bare:
+		return nil, err
+	case err != nil:
 		return nil, ExplainFull(err)
 	}
-	c := Adopt(conn)
-	c.adopted = false
-	if cfg.First != nil {
-		if err := cfg.First(ctx, conn); err != nil {
-			basedriver.Close(conn)
-			return nil, err
+	c := newConn(conn, p)
+	if p.cfg.Bare {
+		return c, nil
+	}
+	if err := p.setUp(ctx, c); err != nil {
+		basedriver.Close(conn)
+		return nil, err
+	}
+	return c, nil
+}
+
+// dial has the driver open a connection.
+func (p *Pool) dial(ctx context.Context) (conn driver.Conn, err error) {
+	defer basedriver.Catch(nil, &err)
+	return p.cfg.Connect(ctx)
+}
+
+// setUp makes a new connection one for locks, if the pool's configuration does not refuse it.
+func (p *Pool) setUp(ctx context.Context, c *Conn) error {
+	cfg := &p.cfg
+	if cfg.BeforeSetup != nil {
+		if err := cfg.BeforeSetup(ctx, c.Conn); err != nil {
+			return err
 		}
 	}
-	setup := ""
-	if cfg.Instead != nil {
-		setup = cfg.Instead()
+	setup, ask := cfg.Setup, ""
+	if cfg.SetupInstead != nil {
+		setup = cmp.Or(cfg.SetupInstead(), setup)
 	}
 	var found Found
-	if err = server.Exec(ctx, conn, cmp.Or(setup, cfg.Setup)); err == nil {
-		ask := ""
+	err := server.Exec(ctx, c.Conn, setup)
+	if err == nil {
 		if cfg.Ask != nil {
 			ask = cfg.Ask()
 		}
@@ -223,10 +224,9 @@ func (cfg Config) open(ctx context.Context) (*Conn, error) {
 		c.several, err = cfg.Several(ctx, c)
 	}
 	if err != nil {
-		basedriver.Close(conn)
-		return nil, fmt.Errorf("setting up a connection for locks: %w", err)
+		return fmt.Errorf("setting up a connection for locks: %w", err)
 	}
-	return c, nil
+	return nil
 }
 
 // ExplainFull says what to do where err is that of a server that takes no more connections.
@@ -265,8 +265,8 @@ func (p *Pool) exhausted(ended error) error {
 			b.max, inUse, waiting, reserved)
 	} else {
 		err = fmt.Errorf("all %d connections for %s are in use", p.cfg.Max, p.cfg.Uses)
-		if p.cfg.MaxIs != "" {
-			err = fmt.Errorf("%w (%s); allow more of them, or hold locks for less time", err, p.cfg.MaxIs)
+		if p.cfg.MaxFrom != "" {
+			err = fmt.Errorf("%w (%s); allow more of them, or hold locks for less time", err, p.cfg.MaxFrom)
 		}
 	}
 	if ended != nil && !errors.As(ended, new(server.Silence)) { // the limit is the driver's own
@@ -429,17 +429,22 @@ func (p *Pool) ask(ctx context.Context, as As) (*Conn, error) {
 		b.serve()
 		go p.giveUp(a)
 	}
-	switch {
-	case p.ctx.Err() != nil:
-		return nil, lockerr.ErrClosed
-	case ctx.Err() == nil:
-		return nil, p.exhausted(nil)
+	if err := p.stopped(ctx); err != nil {
+		return nil, err
 	}
-	cause := context.Cause(ctx)
-	if errors.Is(cause, lockerr.ErrClosed) || errors.Is(cause, lockerr.ErrDeadlock) { // it has not waited for too long
-		return nil, cause
+	return nil, p.exhausted(context.Cause(ctx))
+}
+
+// stopped returns the error of a caller that has been stopped, and has not waited for too long; nil
+// for another one.
+func (p *Pool) stopped(ctx context.Context) error {
+	if p.ctx.Err() != nil {
+		return lockerr.ErrClosed
 	}
-	return nil, p.exhausted(cause)
+	if cause := context.Cause(ctx); errors.Is(cause, lockerr.ErrClosed) || errors.Is(cause, lockerr.ErrDeadlock) {
+		return cause
+	}
+	return nil
 }
 
 // unmoved is for how long a has queued without moving up: nobody who came before it or goes
@@ -511,7 +516,7 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(p.ctx, cancel)()
-		c, err := p.cfg.connect(own, p.bounded)
+		c, err := p.open(own)
 		b.mu.Lock()
 		p.opening--
 		switch {
@@ -522,12 +527,10 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 			p.drop()
 			b.serve()
 		case gone:
-			c.pool = p
 			b.mu.Unlock()
 			p.put(c)
 			return
 		default:
-			c.pool = p
 			_ = c.AwaitTurn(context.Background()) // it is free
 		}
 		if err == nil {
@@ -563,14 +566,10 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 		b.serve()
 		b.mu.Unlock()
 	}
-	if p.ctx.Err() != nil {
-		return nil, lockerr.ErrClosed
+	if err := p.stopped(ctx); err != nil {
+		return nil, err
 	}
-	cause := context.Cause(ctx)
-	if errors.Is(cause, lockerr.ErrClosed) || errors.Is(cause, lockerr.ErrDeadlock) {
-		return nil, cause
-	}
-	return nil, notOpened(cause)
+	return nil, notOpened(context.Cause(ctx))
 }
 
 // usable reports whether an idle connection can be used.
@@ -648,7 +647,7 @@ func (p *Pool) Stat() Stats {
 	p.budget.mu.Lock()
 	defer p.budget.mu.Unlock()
 	s := Stats{
-		Max: p.cfg.Max, InUse: p.open - len(p.idle) - p.opening, Beside: p.beside, Idle: len(p.idle), Opening: p.opening,
+		Max: p.cfg.Max, InUse: p.permits - len(p.idle) - p.opening, Beside: p.beside, Idle: len(p.idle), Opening: p.opening,
 		Acquired: p.acquired, Waited: p.waited, WaitTime: p.waitTime,
 	}
 	for r := range p.queue {
@@ -697,7 +696,7 @@ func (p *Pool) end() <-chan struct{} {
 		p.drop()
 	}
 	b.serve()
-	if p.open == p.beside {
+	if p.permits == p.beside {
 		return nil
 	}
 	if p.empty == nil {

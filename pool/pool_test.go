@@ -33,8 +33,7 @@ func (s *scratch) pool(change func(*Config)) *Pool {
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := New(cfg)
-	dbtest.OK(s.T, err)
+	p := New(cfg)
 	s.T.Cleanup(p.Close)
 	return p
 }

@@ -10,7 +10,7 @@ import (
 // TestTheWayDecidesTheForm: a connection to a server that is near gets two statements one by one, and three as one text. One slow answer among
 // quick ones is not taken for a long way, and several are.
 func TestTheWayDecidesTheForm(t *testing.T) {
-	p := newPool(Config{Max: 1})
+	p := New(Config{Max: 1})
 	defer p.Close()
 	for i, step := range []struct {
 		trip time.Duration

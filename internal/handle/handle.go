@@ -116,9 +116,7 @@ func New(open Connectors, s Settings) *Handle {
 		k.sampling = make(chan struct{}, 1)
 		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
 		k.endKills = k.conns.KillClosed(k.killing())
-		k.apps = pool.NewBare(pool.Config{
-			Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns,
-		})
+		k.apps = pool.New(pool.Config{Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns, Bare: true})
 	}
 	return k
 }

@@ -180,19 +180,15 @@ func (k *Handle) inTable(h *hint.Hint) bool {
 
 // newLocks makes what is needed for locks on the server as it is now, all but the
 // lock table.
-func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
+func (k *Handle) newLocks(ctx context.Context) (*Locks, error) {
 	l := &Locks{open: make(map[any]func(error)), ctx: k.ctx, later: strategy.NewRunning()}
-	defer func() {
-		if err != nil {
-			l.closePools()
-		}
-	}()
 	var found atomic.Pointer[server.Info]
-	if err := k.makePools(l, &found); err != nil {
-		return nil, err
-	}
+	k.makePools(l, &found)
 	info, err := k.ask(ctx, l.Control, &found)
 	if err != nil {
+		for _, p := range []*pool.Pool{l.sessions, l.leasing, l.advising, l.Control} {
+			p.Close()
+		}
 		return nil, err
 	}
 	k.makeStrategies(l, info)
@@ -202,7 +198,7 @@ func (k *Handle) newLocks(ctx context.Context) (_ *Locks, err error) {
 
 // makePools makes the pools of connections. It opens none. The first connection is one for control,
 // and notes in found what the server is.
-func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err error) {
+func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	s := k.Settings
 	plain := func(settings string) func() string {
 		return func() string {
@@ -220,12 +216,10 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 		}
 	}
 	control := k.control()
-	control.First, control.Instead = k.recognise(found), plain("autocommit = 1")
+	control.BeforeSetup, control.SetupInstead = k.recognise(found), plain("autocommit = 1")
 	control.Check, control.Uses = k.found, "the driver's own statements"
 	control.Max, control.Budget, control.Control = controlConns, k.conns, true
-	if l.Control, err = pool.New(control); err != nil {
-		return err
-	}
+	l.Control = pool.New(control)
 	var several func(context.Context, *pool.Conn) (bool, error)
 	if k.open.Several {
 		several = func(ctx context.Context, c *pool.Conn) (bool, error) {
@@ -234,29 +228,24 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) (err er
 	}
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
-	if l.sessions, err = pool.New(pool.Config{
+	l.sessions = pool.New(pool.Config{
 		Connect: k.connect, Several: several, Splits: k.open.Splits, ByCalls: !k.open.Several, Check: k.found,
-		Instead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxIs: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
+		SetupInstead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxFrom: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) +
 			server.InSession(int(s.TTL/time.Second)),
-	}); err != nil {
-		return err
-	}
-	if l.leasing, err = pool.New(pool.Config{
+	})
+	l.leasing = pool.New(pool.Config{
 		Connect: func(ctx context.Context) (driver.Conn, error) {
 			return k.connectOr(ctx, k.open.Leases, k.open.Lease)
 		},
-		Several: several, Check: k.leasable, Instead: plain(lease.Plain),
-		Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxIs: othersAre,
+		Several: several, Check: k.leasable, SetupInstead: plain(lease.Plain),
+		Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxFrom: othersAre,
 		Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true,
-	}); err != nil {
-		return err
-	}
-	l.advising, err = pool.New(pool.Config{
-		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxIs: othersAre, Idle: s.TTL / 2,
+	})
+	l.advising = pool.New(pool.Config{
+		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxFrom: othersAre, Idle: s.TTL / 2,
 		Setup: advisory.Setup(s.TTL), Budget: k.conns, Keeps: true,
 	})
-	return err
 }
 
 // keep says whether connections of the budget are kept for l: for what new callers use.
@@ -280,7 +269,7 @@ func (k *Handle) control() pool.Config {
 // KILL may do more than that.
 func (k *Handle) killing() pool.Config {
 	cfg := k.control()
-	cfg.First = func(ctx context.Context, conn driver.Conn) error {
+	cfg.BeforeSetup = func(ctx context.Context, conn driver.Conn) error {
 		info, err := server.Probe(ctx, conn)
 		if err == nil && !info.Kills {
 			err = errors.New("the server's KILL may do more than end a connection")
@@ -366,7 +355,7 @@ func (k *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 
 // fresh opens a connection for one question, with a permit of the budget, if there is one.
 func (k *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
-	p := pool.NewBare(pool.Config{Connect: by.Connect, Max: 1, Budget: k.conns, Control: true})
+	p := pool.New(pool.Config{Connect: by.Connect, Max: 1, Budget: k.conns, Control: true, Bare: true})
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		p.Shut()
@@ -428,15 +417,6 @@ func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
 // up for them.
 func (l *Locks) Claim(resources []strategy.Resource) *queue.Ticket {
 	return l.queue.Claim(QueueKeys(resources))
-}
-
-// closePools closes the pools that there are, of locks that were not made to the end.
-func (l *Locks) closePools() {
-	for _, p := range []*pool.Pool{l.sessions, l.leasing, l.advising, l.Control} {
-		if p != nil {
-			p.Close()
-		}
-	}
 }
 
 // ensureTable sees to it that the lock table is there, for locks that are to be in it.

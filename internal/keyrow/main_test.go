@@ -45,10 +45,9 @@ func (s *scratch) rows() *Rows { return s.rowsAt("REPEATABLE READ") }
 
 func (s *scratch) rowsAt(isolation string) *Rows {
 	s.T.Helper()
-	control, err := pool.New(pool.Config{
+	control := pool.New(pool.Config{
 		Connect: s.Connector(dbtest.NoDatabase).Connect, Max: 4, Idle: time.Minute, Setup: "SET SESSION TRANSACTION ISOLATION LEVEL " + isolation,
 	})
-	dbtest.OK(s.T, err)
 	s.T.Cleanup(control.Close)
 	return New(Config{Control: control, Table: s.table, Namespace: "app", Info: s.info, Auto: true})
 }

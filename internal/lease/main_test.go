@@ -113,15 +113,12 @@ func (s *scratch) locker(with setup) *locker {
 	}
 	with.reads = max(0, with.reads)
 	connector := s.Connector(dbtest.With(with.params), dbtest.As(with.user), l.tap.On, func(cfg *mysql.Config) { cfg.ReadTimeout, cfg.MultiStatements = with.reads, with.packs })
-	var err error
 	several := func(context.Context, *pool.Conn) (bool, error) { return with.packs, nil }
-	l.conns, err = pool.New(pool.Config{Connect: connector.Connect, Several: several, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
-	dbtest.OK(s.T, err)
-	l.control, err = pool.New(pool.Config{
+	l.conns = pool.New(pool.Config{Connect: connector.Connect, Several: several, Max: with.max, Idle: with.ttl / 2, Setup: Setup(with.ttl)})
+	l.control = pool.New(pool.Config{
 		Connect: connector.Connect, Max: 4, Idle: with.ttl,
 		Setup: "SET SESSION autocommit = 1, " + server.OwnSettings + ", innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
 	})
-	dbtest.OK(s.T, err)
 	rows := keyrow.Config{Control: l.control, Table: *with.table, Namespace: s.Name, Info: s.info, Auto: true}
 	cfg := strategy.Config{
 		Config: rows, Rows: keyrow.New(rows), Conns: l.conns, Queue: new(queue.Queue),

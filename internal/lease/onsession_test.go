@@ -32,9 +32,7 @@ func (l *locker) lender(packs bool) *lender {
 	e := &lender{locker: l, tap: new(dbtest.Tap)}
 	connector := l.s.Connector(e.tap.On, func(cfg *mysql.Config) { cfg.MultiStatements = packs })
 	several := func(context.Context, *pool.Conn) (bool, error) { return packs, nil }
-	var err error
-	e.conns, err = pool.New(pool.Config{Connect: connector.Connect, Several: several, Max: 4, Idle: time.Minute, Setup: "SET autocommit = 0"})
-	dbtest.OK(l.s.T, err)
+	e.conns = pool.New(pool.Config{Connect: connector.Connect, Several: several, Max: 4, Idle: time.Minute, Setup: "SET autocommit = 0"})
 	l.s.T.Cleanup(e.conns.Close)
 	return e
 }

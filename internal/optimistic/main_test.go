@@ -105,8 +105,7 @@ func (s *scratch) process(change ...func(*strategy.Config)) *process {
 // pool has at most max connections.
 func (s *scratch) pool(max int, setup string) *pool.Pool {
 	s.T.Helper()
-	made, err := pool.New(pool.Config{Connect: s.Connector().Connect, Max: max, Idle: time.Minute, Setup: setup})
-	dbtest.OK(s.T, err)
+	made := pool.New(pool.Config{Connect: s.Connector().Connect, Max: max, Idle: time.Minute, Setup: setup})
 	s.T.Cleanup(made.Close)
 	return made
 }

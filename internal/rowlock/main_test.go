@@ -57,12 +57,11 @@ type process struct {
 func (s *scratch) process(change func(*strategy.Config)) *process {
 	s.T.Helper()
 	newPool := func(autocommit, max int) *pool.Pool {
-		p, err := pool.New(pool.Config{
+		p := pool.New(pool.Config{
 			Connect: s.Connector(func(cfg *mysql.Config) { cfg.MultiStatements = autocommit == 0 }).Connect,
 			Several: func(context.Context, *pool.Conn) (bool, error) { return autocommit == 0, nil },
 			Setup:   fmt.Sprintf("SET SESSION autocommit = %d", autocommit), Max: max, Idle: time.Minute,
 		})
-		dbtest.OK(s.T, err)
 		s.T.Cleanup(p.Close)
 		return p
 	}

@@ -650,8 +650,7 @@ func TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls(t *testing.T) 
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute }), s.process(nil)
 		var begun, ended atomic.Int32
-		var err error
-		p.conns, err = pool.New(pool.Config{
+		p.conns = pool.New(pool.Config{
 			Connect: func(ctx context.Context) (driver.Conn, error) {
 				c, err := s.Connector().Connect(ctx)
 				if err != nil {
@@ -661,7 +660,6 @@ func TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls(t *testing.T) 
 			},
 			Max: 2, Idle: time.Minute, Setup: "SET SESSION autocommit = 0", ByCalls: true,
 		})
-		dbtest.OK(t, err)
 		t.Cleanup(p.conns.Close)
 		n := int32(0)
 		want := func(more int32) {
@@ -794,7 +792,7 @@ func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.Na
 // pool has one connection, which is wrapped.
 func (s *scratch) pool(wrap func(plainConn) driver.Conn) *pool.Pool {
 	s.T.Helper()
-	p, err := pool.New(pool.Config{
+	p := pool.New(pool.Config{
 		Connect: func(ctx context.Context) (driver.Conn, error) {
 			c, err := s.Connector().Connect(ctx)
 			if err != nil {
@@ -804,7 +802,6 @@ func (s *scratch) pool(wrap func(plainConn) driver.Conn) *pool.Pool {
 		},
 		Max: 1, Idle: time.Minute, Setup: "SET SESSION autocommit = 1",
 	})
-	dbtest.OK(s.T, err)
 	s.T.Cleanup(p.Close)
 	return p
 }
