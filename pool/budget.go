@@ -76,109 +76,6 @@ func (b *Budget) KillClosed(cfg Config) (stop func()) {
 	}
 }
 
-// rank is how urgent a caller is.
-type rank int
-
-const (
-	urgent rank = iota // others wait for what the caller holds
-	ordinary
-	blocking // it is about to wait in the server
-	ranks
-)
-
-// As says who asks for a connection.
-type As struct {
-	Urgent   bool          // others wait for what it holds: it goes first
-	Waits    bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
-	Beside   bool          // it has a connection of database/sql, which bounds how many there are of its kind: Config.Max does not
-	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
-	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
-}
-
-func (as As) rank() rank {
-	switch {
-	case as.Urgent:
-		return urgent
-	case as.Waits:
-		return blocking
-	}
-	return ordinary
-}
-
-// asker is a caller that queues for a connection.
-type asker struct {
-	rank       rank
-	beside     bool // see As
-	arrival    uint64
-	start      time.Time
-	ready      bool       // there was an idle connection when it came
-	queued     bool       // false once it has been served
-	prev, next *asker     // in its pool's queue
-	got        chan *Conn // a connection, or nil for a permit with which to open one; buffered
-}
-
-// turn is when a caller was served.
-type turn struct {
-	arrival uint64
-	at      time.Time
-}
-
-// askers is a queue of askers. The zero value is empty.
-type askers struct {
-	first, last *asker
-	n           int
-	beside      int // of them are As.Beside
-}
-
-func (l *askers) push(a *asker) {
-	if a.prev, a.next, a.queued = l.last, nil, true; l.last != nil {
-		l.last.next = a
-	} else {
-		l.first = a
-	}
-	l.last = a
-	l.count(a, 1)
-}
-
-func (l *askers) count(a *asker, n int) {
-	l.n += n
-	if a.beside {
-		l.beside += n
-	}
-}
-
-// next returns the first caller of rank r that Config.Max allows a connection; nil if there is none. The caller holds the
-// budget's mutex.
-func (p *Pool) next(r rank) *asker {
-	queue := &p.queue[r]
-	if p.mayHave(false) {
-		return queue.first
-	}
-	if queue.beside == 0 {
-		return nil
-	}
-	a := queue.first
-	for !a.beside {
-		a = a.next
-	}
-	return a
-}
-
-func (l *askers) remove(a *asker) {
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		l.first = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	} else {
-		l.last = a.prev
-	}
-	a.prev, a.next, a.queued = nil, nil, false
-	l.count(a, -1)
-}
-
 // serve gives what there is to those who queue. The caller holds b.mu.
 func (b *Budget) serve() {
 	for b.queued > 0 {
@@ -198,7 +95,7 @@ func (b *Budget) serveNext(from, to rank) bool {
 		var of *Pool
 		for _, p := range b.pools {
 			for r := from; r <= to; r++ {
-				if a := p.next(r); a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
+				if a := p.nextAsker(r); a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
 					next, of = a, p
 				}
 			}
@@ -206,27 +103,44 @@ func (b *Budget) serveNext(from, to rank) bool {
 		if next == nil {
 			return false
 		}
-		if of.serve(next) {
+		if of.serveCaller(next) {
 			return true
 		}
 		after = next.arrival
 	}
 }
 
-// serve serves a caller that queues, or is about to. The caller holds b.mu.
-func (p *Pool) serve(a *asker) bool {
+// nextAsker returns the first caller of rank r that Config.Max allows a connection; nil if there is none. The caller holds the
+// budget's mutex.
+func (p *Pool) nextAsker(r rank) *asker {
+	queue := &p.queue[r]
+	if p.mayHave(false) {
+		return queue.first
+	}
+	if queue.beside == 0 {
+		return nil
+	}
+	a := queue.first
+	for !a.beside {
+		a = a.next
+	}
+	return a
+}
+
+// serveCaller serves a caller that queues, or is about to. The caller holds b.mu.
+func (p *Pool) serveCaller(a *asker) bool {
 	b := p.budget
 	if p.closed || !b.allows(p, a.rank) {
 		return false
 	}
 	if len(p.idle) > 0 {
-		p.leave(a)
+		p.dequeue(a)
 		a.got <- p.lastIdle()
 		return true
 	}
-	if b.room(p) {
-		p.take()
-		p.leave(a)
+	if b.mayOpen(p) {
+		p.takePermit()
+		p.dequeue(a)
 		a.got <- nil
 		return true
 	}
@@ -234,9 +148,9 @@ func (p *Pool) serve(a *asker) bool {
 	if c == nil {
 		return false
 	}
-	c.pool.drop()
-	p.take()
-	p.leave(a)
+	c.pool.dropPermit()
+	p.takePermit()
+	p.dequeue(a)
 	go func() { // the permit is free when the connection is closed, and not before
 		c.end()
 		a.got <- nil
@@ -251,13 +165,13 @@ func (p *Pool) limited() int { return p.permits - len(p.idle) - p.beside }
 // not. The caller holds the budget's mutex.
 func (p *Pool) mayHave(beside bool) bool { return beside || p.limited() < p.cfg.Max }
 
-// leave takes a caller that is served out of the queue.
-func (p *Pool) leave(a *asker) {
+// dequeue takes a caller that is served out of the queue.
+func (p *Pool) dequeue(a *asker) {
 	now := time.Now()
 	if a.beside {
 		p.beside++
 	}
-	p.served[a.rank] = turn{a.arrival, now}
+	p.served[a.rank] = service{a.arrival, now}
 	if a.queued {
 		p.queue[a.rank].remove(a)
 		p.budget.queued--
@@ -275,26 +189,26 @@ func (p *Pool) leave(a *asker) {
 	p.budget.inARow = 0
 }
 
-// kept counts the connections in use, those of them in pools with Config.Control, and the permits
+// counts returns the number of connections in use, those of them in pools with Config.Control, and the permits
 // that are kept for pools which do not use them now. The caller holds b.mu.
-func (b *Budget) kept() (inUse, controls, kept int) {
+func (b *Budget) counts() (inUse, controls, kept int) {
 	inUse, controls, kept = b.open, b.controls, b.keeping
 	for _, p := range b.pools {
 		inUse -= len(p.idle)
 		switch {
 		case p.cfg.Control:
 			controls -= len(p.idle)
-		case p.keeps && p.uses():
+		case p.keeps && p.usesKept():
 			kept--
 		}
 	}
 	return inUse, controls, kept + max(0, b.reserved-controls)
 }
 
-// uses reports whether the pool uses the permit that is kept for it: it has a connection in use
+// usesKept reports whether the pool uses the permit that is kept for it: it has a connection in use
 // that does not wait in the server. The user of such a one may wait for another that needs the
 // permit. The caller holds the budget's mutex.
-func (p *Pool) uses() bool { return p.permits-len(p.idle) > p.blocked }
+func (p *Pool) usesKept() bool { return p.permits-len(p.idle) > p.blocked }
 
 // allows reports whether p may have one more connection in use, for a caller of rank r. The
 // caller holds b.mu.
@@ -302,17 +216,17 @@ func (b *Budget) allows(p *Pool, r rank) bool {
 	if r == blocking && b.blocked >= b.blockMax {
 		return false
 	}
-	inUse, controls, kept := b.kept()
-	if p.cfg.Control && controls < b.reserved || p.keeps && !p.uses() && r != blocking {
+	inUse, controls, kept := b.counts()
+	if p.cfg.Control && controls < b.reserved || p.keeps && !p.usesKept() && r != blocking {
 		kept-- // for this caller
 	}
 	return inUse+kept < b.max
 }
 
-// room reports whether p may open a connection beside all that are open. Reserved permits have no
+// mayOpen reports whether p may open a connection beside all that are open. Reserved permits have no
 // idle connections of others on them: what is to be killed cannot wait until one has ended. The
 // caller holds b.mu.
-func (b *Budget) room(p *Pool) bool {
+func (b *Budget) mayOpen(p *Pool) bool {
 	return b.open < b.max && (p.cfg.Control || b.open-b.controls < b.max-b.reserved)
 }
 
@@ -327,7 +241,7 @@ func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 
 // shortage is Shortage. The caller holds b.mu.
 func (b *Budget) shortage() (inUse, blocked, reserved int) {
-	inUse, controls, kept := b.kept()
+	inUse, controls, kept := b.counts()
 	controls = min(controls, b.reserved)
 	return inUse - controls, b.blocked, kept + controls
 }
@@ -338,7 +252,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	var of *Pool
 	for _, other := range b.pools {
 		switch {
-		case other == p || len(other.idle) == 0 || other.keeps && len(other.idle) == 1 && !other.uses():
+		case other == p || len(other.idle) == 0 || other.keeps && len(other.idle) == 1 && !other.usesKept():
 		case other.cfg.Control && !p.cfg.Control && b.controls <= b.reserved: // its permit is not for p
 		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
 		case of == nil || other.idle[0].since.Before(of.idle[0].since):
@@ -375,9 +289,9 @@ func (p *Pool) unblock() {
 	p.budget.blocked--
 }
 
-// take and drop count a permit of the budget that p has. The caller holds the budget's
+// takePermit and dropPermit count a permit of the budget that p has. The caller holds the budget's
 // mutex.
-func (p *Pool) take() {
+func (p *Pool) takePermit() {
 	p.permits++
 	p.budget.open++
 	if p.cfg.Control {
@@ -385,24 +299,24 @@ func (p *Pool) take() {
 	}
 }
 
-func (p *Pool) drop() {
+func (p *Pool) dropPermit() {
 	p.permits--
 	p.budget.open--
 	if p.cfg.Control {
 		p.budget.controls--
 	}
-	p.emptied()
+	p.checkEmpty()
 }
 
-// alone counts a permit less that is beside.
-func (p *Pool) alone() {
+// uncountBeside counts a permit less that is beside.
+func (p *Pool) uncountBeside() {
 	p.beside--
-	p.emptied()
+	p.checkEmpty()
 }
 
-// emptied tells who waits for that if the pool is closed, and has nothing but connections that are beside
+// checkEmpty ends the wait of Close if the pool is closed, and has nothing but connections that are beside
 // those of database/sql, which closes when it has done with them. The caller holds the budget's mutex.
-func (p *Pool) emptied() {
+func (p *Pool) checkEmpty() {
 	if p.closed && p.permits == p.beside && p.empty != nil {
 		close(p.empty)
 		p.empty = nil

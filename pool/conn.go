@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
-	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/socket"
 )
@@ -119,18 +117,11 @@ func (c *Conn) ID(ctx context.Context) (id uint64, err error) {
 	return c.id, err
 }
 
-// Identify sees to it that KillConnection and KillAdopted find the connection: it asks for the id
-// and the server the first time, with AnswerTime for the answer. The statement reads no table, so it
-// opens no snapshot in a transaction. The caller has the turn.
-func (c *Conn) Identify(ctx context.Context) error {
-	if c.identified() {
-		return nil
-	}
-	ctx, cancel := server.Within(ctx, AnswerTime)
-	defer cancel()
-	_, err := c.identify(ctx, "")
-	return err
-}
+// KnownID is ID without a statement: 0 if the id is not known yet.
+func (c *Conn) KnownID() uint64 { return c.id }
+
+// Node is which server the connection leads to, as [server.Node] says; "" if it is not known yet.
+func (c *Conn) Node() string { return c.node }
 
 // SetID notes the id that another statement has returned. With another id than before the
 // connection may lead to another server.
@@ -143,6 +134,19 @@ func (c *Conn) SetID(text string) error {
 		c.id, c.node = id, ""
 	}
 	return nil
+}
+
+// Identify sees to it that KillConnection and KillAdopted find the connection: it asks for the id
+// and the server the first time, with AnswerTime for the answer. The statement reads no table, so it
+// opens no snapshot in a transaction. The caller has the turn.
+func (c *Conn) Identify(ctx context.Context) error {
+	if c.identified() {
+		return nil
+	}
+	ctx, cancel := server.Within(ctx, AnswerTime)
+	defer cancel()
+	_, err := c.identify(ctx, "")
+	return err
 }
 
 // Found has the settings of a new connection: those of its DSN, of the server's defaults
@@ -179,145 +183,6 @@ func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error
 	return found, err
 }
 
-// Node is which server the connection leads to, as [server.Node] says; "" if it is not known yet.
-func (c *Conn) Node() string { return c.node }
-
-// KnownID is ID without a statement: 0 if the id is not known yet.
-func (c *Conn) KnownID() uint64 { return c.id }
-
-// prepared is a statement that runs often. It ends with its connection.
-type prepared struct {
-	asked int         // how often it was asked for while it was not prepared
-	stmt  driver.Stmt // nil while it is not
-}
-
-// worth is how often a statement runs on a connection before it is prepared. To prepare
-// it costs a round trip, which does not pay on a connection that is closed after a few
-// transactions.
-const worth = 8
-
-// ErrUnprepared says that nothing has run: run the statement as text.
-var ErrUnprepared = errors.New("the statement is not prepared")
-
-// QueryPrepared is [server.Query] for a statement that the server parses only once, with
-// values for its question marks. It returns ErrUnprepared if the statement has not run
-// often enough on this connection, or if the server or the driver does not prepare it.
-// The caller has the turn.
-func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
-	p, err := c.prepare(ctx, text)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := server.QueryPrepared(ctx, c.Conn, p.stmt, args...)
-	return rows, p.known(c, err)
-}
-
-// prepare returns the statement, for QueryPrepared.
-func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error) {
-	defer basedriver.Catch(c.Conn, &err)
-	p = c.prepared[text]
-	if p == nil {
-		if c.prepared == nil {
-			c.prepared = make(map[string]*prepared)
-		}
-		p = new(prepared)
-		c.prepared[text] = p
-	}
-	if p.stmt != nil {
-		return p, nil
-	}
-	if p.asked++; p.asked != worth { // it is tried once
-		return nil, ErrUnprepared
-	}
-	stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
-	err = server.Unanswered(ctx, err)
-	switch {
-	case server.Gone(err, c.Conn), server.Deadlock(err), server.Interrupted(err), server.Ended(err): // the transaction may be over
-		return nil, err
-	case err != nil:
-		return nil, ErrUnprepared
-	}
-	p.stmt = stmt
-	return p, nil
-}
-
-// known returns the error of the statement, which is ErrUnprepared if the server does not know it any more.
-func (p *prepared) known(on *Conn, err error) error {
-	if !server.Unprepared(err) {
-		return err
-	}
-	basedriver.CloseStmt(on.Conn, p.stmt)
-	p.stmt = nil
-	return ErrUnprepared
-}
-
-// Block is a statement with a question mark for each of its values, which are numbers, or
-// strings of letters, digits, and of what else names of locks and hexadecimal text have. A
-// question mark in a quoted name is a part of the name.
-type Block struct {
-	Text   string
-	Values []driver.Value
-}
-
-// String is the statement with its values.
-func (b Block) String() string {
-	var text strings.Builder
-	values, quoted := b.Values, false
-	for rest := b.Text; rest != ""; {
-		end := strings.IndexAny(rest, "?`") + 1
-		if end == 0 {
-			end = len(rest)
-		}
-		part := rest[:end]
-		rest = rest[end:]
-		mark := strings.HasSuffix(part, "?")
-		if strings.HasSuffix(part, "`") {
-			quoted = !quoted
-		}
-		if !mark || quoted || len(values) == 0 {
-			text.WriteString(part)
-			continue
-		}
-		text.WriteString(part[:end-1])
-		if s, ok := values[0].(string); ok {
-			text.WriteString("'" + s + "'")
-		} else {
-			fmt.Fprint(&text, values[0])
-		}
-		values = values[1:]
-	}
-	return text.String()
-}
-
-// QueryBlock is [server.Query] for a block. One that runs often on this connection is
-// prepared. The caller has the turn.
-func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
-	if len(b.Values) > 0 {
-		if rows, err := c.QueryPrepared(ctx, b.Text, b.Values...); !errors.Is(err, ErrUnprepared) {
-			return rows, err
-		}
-	}
-	return server.Query(ctx, c.Conn, b.String())
-}
-
-// ChangeBlock is QueryBlock for a statement that returns no rows, and whose result matters.
-func (c *Conn) ChangeBlock(ctx context.Context, b Block) (result driver.Result, err error) {
-	if len(b.Values) > 0 {
-		p, err := c.prepare(ctx, b.Text)
-		if err == nil {
-			result, err = server.ChangePrepared(ctx, c.Conn, p.stmt, b.Values...)
-			err = p.known(c, err)
-		}
-		if !errors.Is(err, ErrUnprepared) {
-			return result, err
-		}
-	}
-	return server.Change(ctx, c.Conn, b.String())
-}
-
-// Valid reports whether the connection can still be used, as far as the driver knows.
-func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
-
 // Ping asks the server for a sign of life.
 func (c *Conn) Ping(ctx context.Context) (err error) {
 	defer basedriver.Catch(c.Conn, &err)
@@ -331,6 +196,25 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	}
 	return err
 }
+
+// Valid reports whether the connection can still be used, as far as the driver knows.
+func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
+
+// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
+// then Fresh sends nothing, and may be called in a transaction.
+func (c *Conn) Own() bool {
+	t := reflect.TypeOf(c.Conn)
+	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
+}
+
+// Fresh reports whether the connection can still be used. The driver looks at the socket,
+// without a round trip.
+func (c *Conn) Fresh(ctx context.Context) bool {
+	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
+}
+
+// Clean reports whether the connection can be given to another user.
+func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
 
 // Block says that the connection's user is about to wait for a lock, until [Conn.Unblocked].
 // It is false if the users of enough connections do: then the user has to release this one, and to
@@ -378,22 +262,6 @@ func (c *Conn) Wanted() bool {
 	defer b.mu.Unlock()
 	return b.queued > 0
 }
-
-// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
-// then Fresh sends nothing, and may be called in a transaction.
-func (c *Conn) Own() bool {
-	t := reflect.TypeOf(c.Conn)
-	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
-}
-
-// Fresh reports whether the connection can still be used. The driver looks at the socket,
-// without a round trip.
-func (c *Conn) Fresh(ctx context.Context) bool {
-	return basedriver.Reset(ctx, c.Conn) == nil && c.Valid()
-}
-
-// Clean reports whether the connection can be given to another user.
-func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
 
 // Release ends the caller's turn and puts the connection back into the pool, or closes it
 // if it is not clean. It must hold no lock and no transaction.

@@ -82,18 +82,18 @@ func (k *KeepAlive) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		for _, c := range k.all() {
+		for _, c := range k.conns() {
 			if c.Silence() >= k.idle/3 {
 				k.done.Go(func() { k.check(ctx, c, k.ping) }) // while that is not answered it has the turn, and the others are looked at
 			} else if c.Own() {
-				k.check(ctx, c, open)
+				k.check(ctx, c, checkSocket)
 			}
 		}
 	}
 }
 
-// all returns the connections that are kept.
-func (k *KeepAlive) all() []*Conn {
+// conns returns the connections that are kept.
+func (k *KeepAlive) conns() []*Conn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Collect(maps.Keys(k.kept))
@@ -130,8 +130,8 @@ func (k *KeepAlive) ping(ctx context.Context, c *Conn) error {
 	return c.Ping(ctx)
 }
 
-// open looks at the socket.
-func open(ctx context.Context, c *Conn) error {
+// checkSocket looks whether the socket is still open, and sends nothing.
+func checkSocket(ctx context.Context, c *Conn) error {
 	if !c.Fresh(ctx) {
 		return errors.New("the connection was closed by the server, or on the way to it")
 	}

@@ -67,7 +67,7 @@ func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
 	}
-	_, err := p.EndConnection(ctx, c.id, c.here())
+	_, err := p.EndConnection(ctx, c.id, c.atItsServer())
 	return err
 }
 
@@ -77,7 +77,7 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
 	}
-	running := fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, server.SameClient("TRUE"), c.here())
+	running := fmt.Sprintf("ID = %d AND COMMAND <> 'Sleep' AND %s AND %s", c.id, server.SameClient("TRUE"), c.atItsServer())
 	_, err := p.kill(ctx, "KILL CONNECTION", server.OtherIDs(running))
 	return err
 }
@@ -85,10 +85,10 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 // identified reports whether it is known what the connection is to which server.
 func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 
-// here is the condition that the server is the one that c leads to, and was not restarted since.
-func (c *Conn) here() string { return onNode(c.node) + " AND " + server.Up(time.Since(c.opened)) }
-
-func onNode(node string) string { return server.Node + " = " + schema.Literal(node) }
+// atItsServer is the condition that the server is the one that c leads to, and was not restarted since.
+func (c *Conn) atItsServer() string {
+	return server.Node + " = " + schema.Literal(c.node) + " AND " + server.Up(time.Since(c.opened))
+}
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.
 // over reports that it has ended, or that the condition is not true. That can take the server a
@@ -106,7 +106,7 @@ func (p *Pool) KillSilent(ctx context.Context, seen *Conn, lock string, silence 
 		return nil
 	}
 	_, err := p.kill(ctx, "KILL CONNECTION", server.OtherIDs(fmt.Sprintf("ID = IS_USED_LOCK('%s') AND COMMAND = 'Sleep' AND TIME >= %d AND %s",
-		lock, int(silence/time.Second), seen.here())))
+		lock, int(silence/time.Second), seen.atItsServer())))
 	return err
 }
 

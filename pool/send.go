@@ -41,9 +41,9 @@ func (p *Pool) Far() bool {
 	return time.Duration(p.trip.Load()) > server.Near
 }
 
-// measured notes how long a statement took. A slow one may have been slow for other reasons than the way to the
+// noteTrip notes how long a statement took. A slow one may have been slow for other reasons than the way to the
 // server, so it counts for twice what is known, at most. The caller has the budget's mutex.
-func (p *Pool) measured(trip time.Duration) {
+func (p *Pool) noteTrip(trip time.Duration) {
 	if known := time.Duration(p.trip.Load()); known > 0 {
 		trip = min(trip, 2*known)
 	}

@@ -24,7 +24,7 @@ func TestTheWayDecidesTheForm(t *testing.T) {
 		{time.Second, true},
 		{server.Near / 3, false},
 	} {
-		p.measured(step.trip)
+		p.noteTrip(step.trip)
 		takes, not := &Conn{pool: p, several: true}, &Conn{pool: p}
 		if takes.Packs(1) || takes.Packs(2) != step.far || !takes.Packs(3) || not.Packs(3) {
 			t.Errorf("step %d: after %v it is %v", i, step.trip, time.Duration(p.trip.Load()))

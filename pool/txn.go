@@ -87,13 +87,13 @@ func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", limit) 
 func (t *Txn) Rollback(limit time.Duration) error { return t.end("ROLLBACK", limit) }
 
 func (t *Txn) end(text string, limit time.Duration) error {
-	ctx, cancel := t.ending(limit)
+	ctx, cancel := t.endContext(limit)
 	defer cancel()
-	return t.close(ctx, text)
+	return t.sendEnd(ctx, text)
 }
 
-// close ends the transaction, by COMMIT or ROLLBACK.
-func (t *Txn) close(ctx context.Context, text string) (err error) {
+// sendEnd ends the transaction, by COMMIT or ROLLBACK.
+func (t *Txn) sendEnd(ctx context.Context, text string) (err error) {
 	defer basedriver.Catch(t.c.Conn, &err)
 	switch {
 	case t.tx == nil:
@@ -135,7 +135,7 @@ func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after
 	if err != nil {
 		return len(answers), false, err
 	}
-	if err := t.close(ctx, "COMMIT"); err != nil {
+	if err := t.sendEnd(ctx, "COMMIT"); err != nil {
 		return len(before), true, err
 	}
 	answers, err = server.SendSingly(ctx, t.c.Conn, after...)
@@ -144,7 +144,7 @@ func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after
 
 // CommitBy commits, as Commit does, by a statement that does more: send sends it.
 func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
-	ctx, cancel := t.ending(limit)
+	ctx, cancel := t.endContext(limit)
 	defer cancel()
 	err := send(ctx)
 	if err == nil {
@@ -153,8 +153,8 @@ func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) er
 	return err
 }
 
-// ending is the context of the statement that ends the transaction.
-func (t *Txn) ending(limit time.Duration) (context.Context, context.CancelFunc) {
+// endContext is the context of the statement that ends the transaction.
+func (t *Txn) endContext(limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx := purpose.After(context.Background(), t.of, purpose.End)
 	if limit == 0 {
 		return ctx, func() {}

@@ -1,0 +1,72 @@
+package pool
+
+import (
+	"time"
+)
+
+// rank is how urgent a caller is.
+type rank int
+
+const (
+	urgent rank = iota // others wait for what the caller holds
+	ordinary
+	blocking // it is about to wait in the server
+	ranks
+)
+
+// asker is a caller that queues for a connection.
+type asker struct {
+	rank       rank
+	beside     bool // see As
+	arrival    uint64
+	start      time.Time
+	ready      bool       // there was an idle connection when it came
+	queued     bool       // false once it has been served
+	prev, next *asker     // in its pool's queue
+	got        chan *Conn // a connection, or nil for a permit with which to open one; buffered
+}
+
+// service is when a caller was served.
+type service struct {
+	arrival uint64
+	at      time.Time
+}
+
+// askers is a queue of askers. The zero value is empty.
+type askers struct {
+	first, last *asker
+	n           int
+	beside      int // of them are As.Beside
+}
+
+func (l *askers) push(a *asker) {
+	if a.prev, a.next, a.queued = l.last, nil, true; l.last != nil {
+		l.last.next = a
+	} else {
+		l.first = a
+	}
+	l.last = a
+	l.count(a, 1)
+}
+
+func (l *askers) remove(a *asker) {
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		l.first = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		l.last = a.prev
+	}
+	a.prev, a.next, a.queued = nil, nil, false
+	l.count(a, -1)
+}
+
+func (l *askers) count(a *asker, n int) {
+	l.n += n
+	if a.beside {
+		l.beside += n
+	}
+}
