@@ -176,67 +176,67 @@ func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connec
 
 // open returns the handle that is not closed, and makes one if the last one is: its sql.DB was
 // closed, and another one uses the connector.
-func (k *connector) open() *handle.Handle {
-	k.making.Lock()
-	defer k.making.Unlock()
-	h := k.last.Load()
+func (c *connector) open() *handle.Handle {
+	c.making.Lock()
+	defer c.making.Unlock()
+	h := c.last.Load()
 	if h.Closed() {
-		h = handle.New(k.how, k.settings)
-		k.last.Store(h)
+		h = handle.New(c.how, c.settings)
+		c.last.Store(h)
 	}
 	return h
 }
 
 // Connect opens one of database/sql's connections.
-func (k *connector) Connect(ctx context.Context) (driver.Conn, error) {
-	return k.connect(ctx, statement.Caller(), nil)
+func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	return c.connect(ctx, statement.Caller(), nil)
 }
 
 // connect is Connect. wrapper is the package of a wrapper of drivers that has the connection; "" for
 // database/sql itself. closed is told when the connection is closed; nil is nobody.
-func (k *connector) connect(ctx context.Context, wrapper string, closed func()) (_ driver.Conn, err error) {
+func (c *connector) connect(ctx context.Context, wrapper string, closed func()) (_ driver.Conn, err error) {
 	if err := ctx.Err(); err != nil { // as that of a sql.DB which is being closed
 		return nil, err
 	}
-	start, h := time.Now(), k.open()
+	start, h := time.Now(), c.open()
 	defer func() {
 		if err != nil {
 			err = unit.Unconnected(ctx, h, start, err)
 		}
 	}()
-	c := &conn{k: k, direct: wrapper == "" && closed == nil, closed: closed}
+	made := &conn{k: c, direct: wrapper == "" && closed == nil, closed: closed}
 	above := h.Wrapper(wrapper)
 	if h.Bounded() {
-		c.of = unit.NewLight(h, above)
-		sample, err := c.of.Sample(ctx)
+		made.of = unit.NewLight(h, above)
+		sample, err := made.of.Sample(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return c.shaped(sample), nil
+		return made.shaped(sample), nil
 	}
-	base, err := k.how.Base.Connect(ctx)
+	base, err := c.how.Base.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.of = unit.NewConn(h, base, above)
-	return c.shaped(base), nil
+	made.of = unit.NewConn(h, base, above)
+	return made.shaped(base), nil
 }
 
 // Driver returns a *Driver that leads back to this connector, and a new one each time:
 // see handleOf.
-func (k *connector) Driver() driver.Driver { return &Driver{c: k} }
+func (c *connector) Driver() driver.Driver { return &Driver{c: c} }
 
 // RenewNow has all leases of the handle renewed at once, for package mysqllocktest.
-func (k *connector) RenewNow() { k.last.Load().RenewNow() }
+func (c *connector) RenewNow() { c.last.Load().RenewNow() }
 
 // Close ends every session, rolling back what is open on it, and closes the
 // driver's own connections. database/sql calls it from DB.Close.
-func (k *connector) Close() error {
-	k.last.Load().Close()
+func (c *connector) Close() error {
+	c.last.Load().Close()
 	var errs []error
-	for _, base := range k.all {
-		if c, ok := base.(io.Closer); ok {
-			errs = append(errs, c.Close())
+	for _, base := range c.all {
+		if closer, ok := base.(io.Closer); ok {
+			errs = append(errs, closer.Close())
 		}
 	}
 	if len(errs) == 1 {

@@ -288,57 +288,57 @@ func newChangeable(t *testing.T) *changeable {
 }
 
 // becomes has the server be another one from now on.
-func (s *changeable) becomes(probe []driver.Value) {
-	s.guards.Lock()
-	defer s.guards.Unlock()
-	s.probe = probe
+func (c *changeable) becomes(probe []driver.Value) {
+	c.guards.Lock()
+	defer c.guards.Unlock()
+	c.probe = probe
 }
 
 // refuse has the next row lock fail.
-func (s *changeable) refuse(n uint16) {
-	s.t.Helper()
-	s.guards.Lock()
-	s.refusal = number(n)
-	s.guards.Unlock()
-	if s.lock() == nil {
-		s.t.Errorf("a lock that is refused with %d is granted", n)
+func (c *changeable) refuse(n uint16) {
+	c.t.Helper()
+	c.guards.Lock()
+	c.refusal = number(n)
+	c.guards.Unlock()
+	if c.lock() == nil {
+		c.t.Errorf("a lock that is refused with %d is granted", n)
 	}
-	s.since()
+	c.since()
 }
 
 // lock takes a row lock and gives it back.
-func (s *changeable) lock() error {
-	return exec(lockctx.With(dbtest.Limited(s.t), "k"), s.db, "UPDATE p SET stock = 1")
+func (c *changeable) lock() error {
+	return exec(lockctx.With(dbtest.Limited(c.t), "k"), c.db, "UPDATE p SET stock = 1")
 }
 
 // want checks how often the server has been asked what it is, and for its table.
-func (s *changeable) want(what string, probes, tables int) {
-	s.t.Helper()
-	log := strings.Join(s.sent(), "\n")
+func (c *changeable) want(what string, probes, tables int) {
+	c.t.Helper()
+	log := strings.Join(c.sent(), "\n")
 	if p, e := strings.Count(log, "SELECT VERSION()"), strings.Count(log, "SELECT ENGINE"); p != probes || e != tables {
-		s.t.Errorf("%s: it was asked %d times what it is and %d times for its table, want %d and %d", what, p, e, probes, tables)
+		c.t.Errorf("%s: it was asked %d times what it is and %d times for its table, want %d and %d", what, p, e, probes, tables)
 	}
 }
 
 // granted checks that locks are granted, by a handle that asks so much for the first
 // and nothing for the next.
-func (s *changeable) granted(what string, probes, tables int) {
-	s.t.Helper()
-	if err := s.lock(); err != nil {
-		s.t.Errorf("%s: %v", what, err)
+func (c *changeable) granted(what string, probes, tables int) {
+	c.t.Helper()
+	if err := c.lock(); err != nil {
+		c.t.Errorf("%s: %v", what, err)
 	}
-	s.want(what, probes, tables)
-	if err := s.lock(); err != nil {
-		s.t.Errorf("%s, again: %v", what, err)
+	c.want(what, probes, tables)
+	if err := c.lock(); err != nil {
+		c.t.Errorf("%s, again: %v", what, err)
 	}
-	s.want(what+", again", 0, 0)
+	c.want(what+", again", 0, 0)
 }
 
 // unsafe checks that locks are refused.
-func (s *changeable) unsafe(what string, probes, tables int) {
-	s.t.Helper()
-	dbtest.Is(s.t, what, s.lock(), mysqllock.ErrUnsafe)
-	s.want(what, probes, tables)
+func (c *changeable) unsafe(what string, probes, tables int) {
+	c.t.Helper()
+	dbtest.Is(c.t, what, c.lock(), mysqllock.ErrUnsafe)
+	c.want(what, probes, tables)
 }
 
 // TestServerIsAskedAgain: after a failure that a failover explains the server is

@@ -54,24 +54,24 @@ type fakeReply struct {
 	more    [][]driver.Value // a second result set
 }
 
-func (s *fakeServer) write(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.log = append(s.log, fmt.Sprintf(format, args...))
+func (fs *fakeServer) write(format string, args ...any) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.log = append(fs.log, fmt.Sprintf(format, args...))
 }
 
 // since returns what has been written down, and forgets it.
-func (s *fakeServer) since() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	log := s.log
-	s.log = nil
+func (fs *fakeServer) since() []string {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	log := fs.log
+	fs.log = nil
 	return log
 }
 
 // sent is since without what is no traffic between client and server.
-func (s *fakeServer) sent() []string {
-	return slices.DeleteFunc(s.since(), func(line string) bool {
+func (fs *fakeServer) sent() []string {
+	return slices.DeleteFunc(fs.since(), func(line string) bool {
 		for _, local := range []string{" connect", " close", " ResetSession", " IsValid", " CheckNamedValue ", " ColumnConverter ", " Rows.Close "} {
 			if strings.Contains(line, local) {
 				return true
@@ -84,8 +84,8 @@ func (s *fakeServer) sent() []string {
 // fakeConnector connects to a fakeServer.
 type fakeConnector struct{ s *fakeServer }
 
-func (k fakeConnector) Connect(ctx context.Context) (driver.Conn, error) {
-	s := k.s
+func (fc fakeConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	s := fc.s
 	s.mu.Lock()
 	s.opened++
 	c := &fakeConn{s: s, id: s.opened}
@@ -94,7 +94,7 @@ func (k fakeConnector) Connect(ctx context.Context) (driver.Conn, error) {
 	return s.conn(c), nil
 }
 
-func (k fakeConnector) Driver() driver.Driver { return fakeDriver{} }
+func (fc fakeConnector) Driver() driver.Driver { return fakeDriver{} }
 
 type fakeDriver struct{}
 
@@ -103,9 +103,9 @@ func (fakeDriver) Open(string) (driver.Conn, error) { return nil, errFake }
 // fakeCloser is a connector that wants to be closed.
 type fakeCloser struct{ fakeConnector }
 
-func (k fakeCloser) Close() error {
-	k.s.write("connector close")
-	return k.s.closeErr
+func (fc fakeCloser) Close() error {
+	fc.s.write("connector close")
+	return fc.s.closeErr
 }
 
 // fakeMark is carried by the contexts of callers, so that the log shows which
@@ -134,32 +134,32 @@ type fakeConn struct {
 	id int
 }
 
-func (c *fakeConn) Prepare(text string) (driver.Stmt, error) {
-	return c.prepare(context.Background(), "Prepare", text)
+func (fc *fakeConn) Prepare(text string) (driver.Stmt, error) {
+	return fc.prepare(context.Background(), "Prepare", text)
 }
 
-func (c *fakeConn) Begin() (driver.Tx, error) {
-	c.s.write("%d Begin", c.id)
-	return fakeTx{c}, c.slow(context.Background(), c.s.begins)
+func (fc *fakeConn) Begin() (driver.Tx, error) {
+	fc.s.write("%d Begin", fc.id)
+	return fakeTx{fc}, fc.slow(context.Background(), fc.s.begins)
 }
 
-func (c *fakeConn) Close() error {
-	c.s.write("%d close", c.id)
-	return c.s.closeErr
+func (fc *fakeConn) Close() error {
+	fc.s.write("%d close", fc.id)
+	return fc.s.closeErr
 }
 
-func (c *fakeConn) prepare(ctx context.Context, how, text string) (driver.Stmt, error) {
-	c.s.write("%d %s %s%s", c.id, how, text, mark(ctx))
+func (fc *fakeConn) prepare(ctx context.Context, how, text string) (driver.Stmt, error) {
+	fc.s.write("%d %s %s%s", fc.id, how, text, mark(ctx))
 	if strings.Contains(text, "prepare fails") {
 		return nil, errFake
 	}
-	if err := c.slow(ctx, text); err != nil {
+	if err := fc.slow(ctx, text); err != nil {
 		return nil, err
 	}
-	return c.s.stmt(&fakeStmt{c: c, text: text}), nil
+	return fc.s.stmt(&fakeStmt{c: fc, text: text}), nil
 }
 
-func (c *fakeConn) slow(ctx context.Context, text string) error {
+func (fc *fakeConn) slow(ctx context.Context, text string) error {
 	if !strings.Contains(text, "slow") {
 		return nil
 	}
@@ -172,30 +172,30 @@ func (c *fakeConn) slow(ctx context.Context, text string) error {
 }
 
 // run answers a statement that came by the method how.
-func (c *fakeConn) run(ctx context.Context, how, text string, args any) (fakeReply, error) {
-	c.s.write("%d %s %s %v%s", c.id, how, text, args, mark(ctx))
-	if c.s.answer != nil {
-		return c.s.answer(c, text)
+func (fc *fakeConn) run(ctx context.Context, how, text string, args any) (fakeReply, error) {
+	fc.s.write("%d %s %s %v%s", fc.id, how, text, args, mark(ctx))
+	if fc.s.answer != nil {
+		return fc.s.answer(fc, text)
 	}
 	switch {
 	case strings.Contains(text, "skip") && !strings.HasPrefix(how, "Stmt"):
 		return fakeReply{}, driver.ErrSkip
-	case strings.Contains(text, "bad always"), strings.Contains(text, "bad once") && c.s.first(text):
+	case strings.Contains(text, "bad always"), strings.Contains(text, "bad once") && fc.s.first(text):
 		return fakeReply{}, driver.ErrBadConn
 	case strings.Contains(text, "fail") && !strings.Contains(text, "rows fail"):
 		return fakeReply{}, errFake
 	}
-	return fakeTable(), c.slow(ctx, text)
+	return fakeTable(), fc.slow(ctx, text)
 }
 
-func (s *fakeServer) first(text string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.bad == nil {
-		s.bad = make(map[string]bool)
+func (fs *fakeServer) first(text string) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.bad == nil {
+		fs.bad = make(map[string]bool)
 	}
-	seen := s.bad[text]
-	s.bad[text] = true
+	seen := fs.bad[text]
+	fs.bad[text] = true
 	return !seen
 }
 
@@ -207,40 +207,40 @@ func fakeTable() fakeReply {
 	}
 }
 
-func (c *fakeConn) exec(ctx context.Context, how, text string, args any) (driver.Result, error) {
-	if _, err := c.run(ctx, how, text, args); err != nil {
+func (fc *fakeConn) exec(ctx context.Context, how, text string, args any) (driver.Result, error) {
+	if _, err := fc.run(ctx, how, text, args); err != nil {
 		return nil, err
 	}
 	return fakeResult{5, 2}, nil
 }
 
-func (c *fakeConn) query(ctx context.Context, how, text string, args any) (driver.Rows, error) {
-	reply, err := c.run(ctx, how, text, args)
+func (fc *fakeConn) query(ctx context.Context, how, text string, args any) (driver.Rows, error) {
+	reply, err := fc.run(ctx, how, text, args)
 	if err != nil {
 		return nil, err
 	}
-	return c.s.rows(&fakeRows{c: c, text: text, reply: reply}), nil
+	return fc.s.rows(&fakeRows{c: fc, text: text, reply: reply}), nil
 }
 
 // fakeResult has methods that driver.Result does not know, those of
 // mysql.Result.
 type fakeResult struct{ id, n int64 }
 
-func (r fakeResult) LastInsertId() (int64, error) { return r.id, nil }
-func (r fakeResult) RowsAffected() (int64, error) { return r.n, nil }
-func (r fakeResult) AllLastInsertIds() []int64    { return []int64{r.id, r.id + 1} }
-func (r fakeResult) AllRowsAffected() []int64     { return []int64{r.n, r.n + 1} }
+func (fr fakeResult) LastInsertId() (int64, error) { return fr.id, nil }
+func (fr fakeResult) RowsAffected() (int64, error) { return fr.n, nil }
+func (fr fakeResult) AllLastInsertIds() []int64    { return []int64{fr.id, fr.id + 1} }
+func (fr fakeResult) AllRowsAffected() []int64     { return []int64{fr.n, fr.n + 1} }
 
 type fakeTx struct{ c *fakeConn }
 
-func (t fakeTx) Commit() error {
-	t.c.s.write("%d Commit", t.c.id)
-	return t.c.s.txErr
+func (ft fakeTx) Commit() error {
+	ft.c.s.write("%d Commit", ft.c.id)
+	return ft.c.s.txErr
 }
 
-func (t fakeTx) Rollback() error {
-	t.c.s.write("%d Rollback", t.c.id)
-	return t.c.s.txErr
+func (ft fakeTx) Rollback() error {
+	ft.c.s.write("%d Rollback", ft.c.id)
+	return ft.c.s.txErr
 }
 
 // fakePoint is an argument that only the fake driver's own checkers know;
@@ -251,8 +251,8 @@ type (
 	fakeRefused struct{}
 )
 
-func (s *fakeServer) check(where string, v *driver.NamedValue) error {
-	s.write("%s CheckNamedValue %v", where, *v)
+func (fs *fakeServer) check(where string, v *driver.NamedValue) error {
+	fs.write("%s CheckNamedValue %v", where, *v)
 	switch value := v.Value.(type) {
 	case fakePoint:
 		v.Value = fmt.Sprintf("POINT(%d %d)", value.x, value.y)
@@ -279,49 +279,49 @@ type (
 	connValidator struct{ c *fakeConn }
 )
 
-func (m connBeginTx) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	m.c.s.write("%d BeginTx %+v%s", m.c.id, opts, mark(ctx))
-	if err := m.c.slow(ctx, m.c.s.begins); err != nil {
+func (c connBeginTx) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	c.c.s.write("%d BeginTx %+v%s", c.c.id, opts, mark(ctx))
+	if err := c.c.slow(ctx, c.c.s.begins); err != nil {
 		return nil, err
 	}
-	return fakeTx(m), nil
+	return fakeTx(c), nil
 }
 
-func (m connPrepare) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
-	return m.c.prepare(ctx, "PrepareContext", text)
+func (c connPrepare) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	return c.c.prepare(ctx, "PrepareContext", text)
 }
 
-func (m connExec) Exec(text string, args []driver.Value) (driver.Result, error) {
-	return m.c.exec(context.Background(), "Exec", text, args)
+func (c connExec) Exec(text string, args []driver.Value) (driver.Result, error) {
+	return c.c.exec(context.Background(), "Exec", text, args)
 }
 
-func (m connExecCtx) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	return m.c.exec(ctx, "ExecContext", text, args)
+func (c connExecCtx) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return c.c.exec(ctx, "ExecContext", text, args)
 }
 
-func (m connQuery) Query(text string, args []driver.Value) (driver.Rows, error) {
-	return m.c.query(context.Background(), "Query", text, args)
+func (c connQuery) Query(text string, args []driver.Value) (driver.Rows, error) {
+	return c.c.query(context.Background(), "Query", text, args)
 }
 
-func (m connQueryCtx) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return m.c.query(ctx, "QueryContext", text, args)
+func (c connQueryCtx) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.c.query(ctx, "QueryContext", text, args)
 }
 
-func (m connChecker) CheckNamedValue(v *driver.NamedValue) error { return m.c.s.check("conn", v) }
+func (c connChecker) CheckNamedValue(v *driver.NamedValue) error { return c.c.s.check("conn", v) }
 
-func (m connPinger) Ping(ctx context.Context) error {
-	m.c.s.write("%d Ping%s", m.c.id, mark(ctx))
-	return m.c.s.reset
+func (c connPinger) Ping(ctx context.Context) error {
+	c.c.s.write("%d Ping%s", c.c.id, mark(ctx))
+	return c.c.s.reset
 }
 
-func (m connResetter) ResetSession(ctx context.Context) error {
-	m.c.s.write("%d ResetSession%s", m.c.id, mark(ctx))
-	return m.c.s.reset
+func (c connResetter) ResetSession(ctx context.Context) error {
+	c.c.s.write("%d ResetSession%s", c.c.id, mark(ctx))
+	return c.c.s.reset
 }
 
-func (m connValidator) IsValid() bool {
-	m.c.s.write("%d IsValid", m.c.id)
-	return !m.c.s.invalid
+func (c connValidator) IsValid() bool {
+	c.c.s.write("%d IsValid", c.c.id)
+	return !c.c.s.invalid
 }
 
 // fakeStmt is a prepared statement without optional interfaces.
@@ -330,24 +330,24 @@ type fakeStmt struct {
 	text string
 }
 
-func (t *fakeStmt) Close() error {
-	t.c.s.write("%d Stmt.Close %s", t.c.id, t.text)
-	return t.c.s.closeErr
+func (fs *fakeStmt) Close() error {
+	fs.c.s.write("%d Stmt.Close %s", fs.c.id, fs.text)
+	return fs.c.s.closeErr
 }
 
-func (t *fakeStmt) NumInput() int {
-	if t.c.s.anyInput {
+func (fs *fakeStmt) NumInput() int {
+	if fs.c.s.anyInput {
 		return -1
 	}
-	return strings.Count(t.text, "?")
+	return strings.Count(fs.text, "?")
 }
 
-func (t *fakeStmt) Exec(args []driver.Value) (driver.Result, error) {
-	return t.c.exec(context.Background(), "Stmt.Exec", t.text, args)
+func (fs *fakeStmt) Exec(args []driver.Value) (driver.Result, error) {
+	return fs.c.exec(context.Background(), "Stmt.Exec", fs.text, args)
 }
 
-func (t *fakeStmt) Query(args []driver.Value) (driver.Rows, error) {
-	return t.c.query(context.Background(), "Stmt.Query", t.text, args)
+func (fs *fakeStmt) Query(args []driver.Value) (driver.Rows, error) {
+	return fs.c.query(context.Background(), "Stmt.Query", fs.text, args)
 }
 
 // The optional interfaces of a statement.
@@ -358,18 +358,18 @@ type (
 	stmtConverter struct{ t *fakeStmt }
 )
 
-func (m stmtExecCtx) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	return m.t.c.exec(ctx, "Stmt.ExecContext", m.t.text, args)
+func (s stmtExecCtx) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return s.t.c.exec(ctx, "Stmt.ExecContext", s.t.text, args)
 }
 
-func (m stmtQueryCtx) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	return m.t.c.query(ctx, "Stmt.QueryContext", m.t.text, args)
+func (s stmtQueryCtx) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return s.t.c.query(ctx, "Stmt.QueryContext", s.t.text, args)
 }
 
-func (m stmtChecker) CheckNamedValue(v *driver.NamedValue) error { return m.t.c.s.check("stmt", v) }
+func (s stmtChecker) CheckNamedValue(v *driver.NamedValue) error { return s.t.c.s.check("stmt", v) }
 
-func (m stmtConverter) ColumnConverter(i int) driver.ValueConverter {
-	m.t.c.s.write("stmt ColumnConverter %d", i)
+func (s stmtConverter) ColumnConverter(i int) driver.ValueConverter {
+	s.t.c.s.write("stmt ColumnConverter %d", i)
 	return fakeConverter{}
 }
 
@@ -392,29 +392,29 @@ type fakeRows struct {
 	buffer [16]byte
 }
 
-func (r *fakeRows) Columns() []string { return r.reply.columns }
+func (fr *fakeRows) Columns() []string { return fr.reply.columns }
 
-func (r *fakeRows) Close() error {
-	r.c.s.write("%d Rows.Close %s", r.c.id, r.text)
-	return r.c.s.closeErr
+func (fr *fakeRows) Close() error {
+	fr.c.s.write("%d Rows.Close %s", fr.c.id, fr.text)
+	return fr.c.s.closeErr
 }
 
-func (r *fakeRows) Next(dest []driver.Value) error {
+func (fr *fakeRows) Next(dest []driver.Value) error {
 	switch {
-	case r.next == 1 && strings.Contains(r.text, "rows fail"):
+	case fr.next == 1 && strings.Contains(fr.text, "rows fail"):
 		return errFake
-	case r.next == 1 && strings.Contains(r.text, "rows bad"):
+	case fr.next == 1 && strings.Contains(fr.text, "rows bad"):
 		return driver.ErrBadConn
-	case r.next == len(r.reply.rows):
+	case fr.next == len(fr.reply.rows):
 		return io.EOF
 	}
-	for i, v := range r.reply.rows[r.next] {
+	for i, v := range fr.reply.rows[fr.next] {
 		if b, ok := v.([]byte); ok {
-			v = r.buffer[:copy(r.buffer[:], b)]
+			v = fr.buffer[:copy(fr.buffer[:], b)]
 		}
 		dest[i] = v
 	}
-	r.next++
+	fr.next++
 	return nil
 }
 
@@ -428,29 +428,29 @@ type (
 	rowsPrecision struct{ r *fakeRows }
 )
 
-func (m rowsSets) HasNextResultSet() bool { return m.r.reply.more != nil }
+func (r rowsSets) HasNextResultSet() bool { return r.r.reply.more != nil }
 
-func (m rowsSets) NextResultSet() error {
-	if m.r.reply.more == nil {
+func (r rowsSets) NextResultSet() error {
+	if r.r.reply.more == nil {
 		return io.EOF
 	}
-	m.r.reply = fakeReply{columns: []string{"f", "s"}, rows: m.r.reply.more}
-	m.r.next = 0
+	r.r.reply = fakeReply{columns: []string{"f", "s"}, rows: r.r.reply.more}
+	r.r.next = 0
 	return nil
 }
 
-func (m rowsTypeName) ColumnTypeDatabaseTypeName(i int) string {
-	return strings.ToUpper(m.r.reply.columns[i])
+func (r rowsTypeName) ColumnTypeDatabaseTypeName(i int) string {
+	return strings.ToUpper(r.r.reply.columns[i])
 }
 
-func (m rowsScanType) ColumnTypeScanType(i int) reflect.Type {
+func (r rowsScanType) ColumnTypeScanType(i int) reflect.Type {
 	return []reflect.Type{reflect.TypeFor[int64](), reflect.TypeFor[[]byte]()}[i]
 }
 
-func (m rowsLength) ColumnTypeLength(i int) (int64, bool)   { return 10 * int64(i), i > 0 }
-func (m rowsNullable) ColumnTypeNullable(i int) (_, _ bool) { return i > 0, true }
+func (r rowsLength) ColumnTypeLength(i int) (int64, bool)   { return 10 * int64(i), i > 0 }
+func (r rowsNullable) ColumnTypeNullable(i int) (_, _ bool) { return i > 0, true }
 
-func (m rowsPrecision) ColumnTypePrecisionScale(i int) (_, _ int64, _ bool) {
+func (r rowsPrecision) ColumnTypePrecisionScale(i int) (_, _ int64, _ bool) {
 	return 30 + int64(i), 2, i == 0
 }
 
@@ -787,8 +787,8 @@ func newFake() *fakeServer {
 
 // mysqlAnswers makes the fake server answer the driver's own questions as a
 // MySQL server does whose lock table is there, and the rest with fakeTable.
-func (s *fakeServer) mysqlAnswers() *fakeServer {
-	s.answer = func(c *fakeConn, text string) (fakeReply, error) {
+func (fs *fakeServer) mysqlAnswers() *fakeServer {
+	fs.answer = func(c *fakeConn, text string) (fakeReply, error) {
 		one := func(values ...driver.Value) (fakeReply, error) {
 			return fakeReply{columns: slices.Repeat([]string{"c"}, len(values)), rows: [][]driver.Value{values}}, nil
 		}
@@ -816,5 +816,5 @@ func (s *fakeServer) mysqlAnswers() *fakeServer {
 		}
 		return fakeTable(), nil
 	}
-	return s
+	return fs
 }

@@ -596,8 +596,8 @@ type preparing struct {
 	t *testing.T
 }
 
-func (c preparing) Prepare(text string) (*sql.Stmt, error) {
-	return c.PrepareContext(dbtest.Limited(c.t), text)
+func (p preparing) Prepare(text string) (*sql.Stmt, error) {
+	return p.PrepareContext(dbtest.Limited(p.t), text)
 }
 
 // TestMaxConnsPreparedMeans: what is prepared means what it means at that time on that

@@ -53,8 +53,8 @@ const (
 )
 
 // String returns the kind's name in lower case.
-func (k EventKind) String() string {
-	switch k {
+func (ek EventKind) String() string {
+	switch ek {
 	case Acquired:
 		return "acquired"
 	case Refused:

@@ -169,7 +169,7 @@ func describe(types []*sql.ColumnType) string {
 // inMiles is a driver.Valuer.
 type inMiles float64
 
-func (m inMiles) Value() (driver.Value, error) { return float64(m) * 1.609344, nil }
+func (im inMiles) Value() (driver.Value, error) { return float64(im) * 1.609344, nil }
 
 // late is a driver.Valuer that takes a second.
 type late struct{}
@@ -1008,7 +1008,7 @@ func loadPanics(t *testing.T, s *scratch) {
 
 type readerFunc func([]byte) (int, error)
 
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+func (rf readerFunc) Read(p []byte) (int, error) { return rf(p) }
 
 // openOnly is a driver around this one that knows no more than Open.
 type openOnly struct{ d driver.Driver }
@@ -1441,36 +1441,36 @@ func (n nothing) QueryContext(context.Context, string, []driver.NamedValue) (dri
 
 type nothingStmt struct{ n nothing }
 
-func (s nothingStmt) Close() error { return nil }
+func (ns nothingStmt) Close() error { return nil }
 
-func (s nothingStmt) NumInput() int { return 2 }
+func (ns nothingStmt) NumInput() int { return 2 }
 
-func (s nothingStmt) CheckNamedValue(*driver.NamedValue) error { return nil }
+func (ns nothingStmt) CheckNamedValue(*driver.NamedValue) error { return nil }
 
-func (s nothingStmt) Exec([]driver.Value) (driver.Result, error) { return driver.ResultNoRows, nil }
+func (ns nothingStmt) Exec([]driver.Value) (driver.Result, error) { return driver.ResultNoRows, nil }
 
-func (s nothingStmt) Query([]driver.Value) (driver.Rows, error) { return &nothingRows{int(s.n)}, nil }
+func (ns nothingStmt) Query([]driver.Value) (driver.Rows, error) { return &nothingRows{int(ns.n)}, nil }
 
-func (s nothingStmt) ExecContext(context.Context, []driver.NamedValue) (driver.Result, error) {
+func (ns nothingStmt) ExecContext(context.Context, []driver.NamedValue) (driver.Result, error) {
 	return driver.ResultNoRows, nil
 }
 
-func (s nothingStmt) QueryContext(context.Context, []driver.NamedValue) (driver.Rows, error) {
-	return &nothingRows{int(s.n)}, nil
+func (ns nothingStmt) QueryContext(context.Context, []driver.NamedValue) (driver.Rows, error) {
+	return &nothingRows{int(ns.n)}, nil
 }
 
 type nothingRows struct{ left int }
 
-func (r *nothingRows) Columns() []string { return []string{"id"} }
+func (nr *nothingRows) Columns() []string { return []string{"id"} }
 
-func (r *nothingRows) Close() error { return nil }
+func (nr *nothingRows) Close() error { return nil }
 
-func (r *nothingRows) Next(dest []driver.Value) error {
-	if r.left == 0 {
+func (nr *nothingRows) Next(dest []driver.Value) error {
+	if nr.left == 0 {
 		return io.EOF
 	}
-	r.left--
-	dest[0] = int64(r.left)
+	nr.left--
+	dest[0] = int64(nr.left)
 	return nil
 }
 

@@ -830,16 +830,16 @@ type wireConn struct {
 
 const sslRequest = 4 + 32 // bytes, that come before the first of TLS
 
-func (c *wireConn) Write(b []byte) (int, error) {
+func (wc *wireConn) Write(b []byte) (int, error) {
 	tlsRecord := len(b) > 3 && b[0] >= 20 && b[0] <= 23 && b[1] == 3
-	if c.sent == 0 && len(b) == sslRequest || tlsRecord {
-		c.sent += len(b)
-		return c.Conn.Write(b)
+	if wc.sent == 0 && len(b) == sslRequest || tlsRecord {
+		wc.sent += len(b)
+		return wc.Conn.Write(b)
 	}
-	c.wire.mu.Lock()
-	c.wire.plain = append(c.wire.plain, string(bytes.ToValidUTF8(b, []byte("?"))))
-	c.wire.mu.Unlock()
-	return c.Conn.Write(b)
+	wc.wire.mu.Lock()
+	wc.wire.plain = append(wc.wire.plain, string(bytes.ToValidUTF8(b, []byte("?"))))
+	wc.wire.mu.Unlock()
+	return wc.Conn.Write(b)
 }
 
 // certificate makes a CA, and with it the certificate of a server, in dir.

@@ -101,8 +101,8 @@ type mockConnector struct {
 	dsn string
 }
 
-func (k mockConnector) Connect(context.Context) (driver.Conn, error) { return k.d.Open(k.dsn) }
-func (k mockConnector) Driver() driver.Driver                        { return k.d }
+func (mc mockConnector) Connect(context.Context) (driver.Conn, error) { return mc.d.Open(mc.dsn) }
+func (mc mockConnector) Driver() driver.Driver                        { return mc.d }
 
 func mock(t *testing.T, cfg mysqllock.Config) *mocked {
 	t.Helper()

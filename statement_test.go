@@ -477,8 +477,8 @@ func TestHowNothingIsLocked(t *testing.T) {
 // forgetful is a wrapper of drivers without contexts.
 type forgetful struct{ driver.Conn }
 
-func (c forgetful) Prepare(text string) (driver.Stmt, error) {
-	s, err := c.Conn.Prepare(text)
+func (f forgetful) Prepare(text string) (driver.Stmt, error) {
+	s, err := f.Conn.Prepare(text)
 	return struct{ driver.Stmt }{s}, err
 }
 

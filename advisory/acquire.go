@@ -134,7 +134,7 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 
 // lock is what the attempt gets when k has the lock.
 func (a *attempt) lock(k *lockConn) *Lock {
-	return &Lock{l: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
+	return &Lock{locker: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
 }
 
 // granted returns a lock that its connection holds now.
@@ -197,9 +197,9 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 
 // mayResend reports whether a request that failed with err may be sent again, on another
 // connection. A lost connection takes with it what it was granted.
-func (k *lockConn) mayResend(err error) bool {
+func (lc *lockConn) mayResend(err error) bool {
 	return !errors.Is(err, lockerr.ErrUnsafe) && !errors.Is(err, lockerr.ErrClosed) &&
-		(server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, k.c.Conn))
+		(server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, lc.c.Conn))
 }
 
 // leaveLate leaves r, which was not answered in time, and the place in the queue to releaseLate.

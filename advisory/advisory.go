@@ -146,8 +146,8 @@ func (l *Locker) Strategy() strategy.Strategy { return asStrategy{l} }
 type asStrategy struct{ *Locker }
 
 // Take takes one lock.
-func (k asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
-	lock, err := k.Acquire(ctx, Request{
+func (as asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
+	lock, err := as.Acquire(ctx, Request{
 		Key: r.Resources[0].Row, Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends, Lost: func(error) { r.Lost() },
 	})
 	if err != nil {

@@ -57,34 +57,34 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, 
 
 // Detach takes the lock off the session of its transaction, once that has ended, unless its COMMIT has released the lock.
 // The caller has the turn of the session. After an error the session must be closed.
-func (k *Lock) Detach() (err error) {
-	if k.session == nil || k.freed {
+func (l *Lock) Detach() (err error) {
+	if l.session == nil || l.freed {
 		return nil
 	}
-	if k.session.Clean() {
-		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory, k.key), background)
+	if l.session.Clean() {
+		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory, l.key), background)
 		defer cancel()
-		_, err = server.Query(ctx, k.session.Conn, k.releaseSQL())
+		_, err = server.Query(ctx, l.session.Conn, l.releaseSQL())
 	}
-	k.isFree()
+	l.isFree()
 	return err
 }
 
 // isFree notes that the session has the lock no more, or will soon be gone.
-func (k *Lock) isFree() {
-	k.freed = true
-	_ = k.end()
-	k.ticket.Leave()
+func (l *Lock) isFree() {
+	l.freed = true
+	_ = l.end()
+	l.ticket.Leave()
 }
 
 // takeSQL acquires the lock of that name on a session, with the identity of the session, if nobody has the lock. The
 // answer is 1 if it has, and 0 if somebody has the lock.
-func (k *lockConn) takeSQL(name string) string {
-	both := fmt.Sprintf("GET_LOCK(%s, 0) AND GET_LOCK(%s, 0)", lockname.Literal(name), lockname.Literal(k.identity))
-	return server.Ask(k.here(both))
+func (lc *lockConn) takeSQL(name string) string {
+	both := fmt.Sprintf("GET_LOCK(%s, 0) AND GET_LOCK(%s, 0)", lockname.Literal(name), lockname.Literal(lc.identity))
+	return server.Ask(lc.here(both))
 }
 
 // releaseSQL takes the lock off its session.
-func (k *Lock) releaseSQL() string {
-	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(k.name), lockname.Literal(k.conn.identity)))
+func (l *Lock) releaseSQL() string {
+	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(l.name), lockname.Literal(l.conn.identity)))
 }

@@ -16,7 +16,9 @@ import (
 
 // Check has a guard stop the COMMIT if the server does not say that the locks are held. What c holds is released behind
 // the COMMIT, if it ends with that.
-func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
+func (as asStrategy) Check(
+	ctx context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit,
+) (check strategy.Check, err error) {
 	locks, keys := make([]*Lock, len(held)), make([]string, len(held))
 	var own *Lock // the one that c holds
 	for i, h := range held {
@@ -33,7 +35,7 @@ func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Gra
 	if err != nil {
 		return check, failure(err)
 	}
-	check.Before = []string{k.cfg.Info.Guard(fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)))}
+	check.Before = []string{as.cfg.Info.Guard(fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)))}
 	check.Failed = func(_ context.Context, _ int, err error) error {
 		if server.Stopped(err) {
 			err = lockerr.With(lockerr.ErrLost, errors.New("the transaction's server says that another connection holds the lock, or none"))
@@ -54,7 +56,7 @@ func (k asStrategy) Check(ctx context.Context, c *pool.Conn, held []strategy.Gra
 			ctx, cancel = server.Within(ctx, slack)
 			defer cancel()
 		}
-		k.awaitEnd(ctx, id, locks)
+		as.awaitEnd(ctx, id, locks)
 	}
 	return check, nil
 }

@@ -15,7 +15,7 @@ import (
 // Lock is a lock on one key. It lasts as long as the connection that holds it. It is
 // safe for concurrent use.
 type Lock struct {
-	l      *Locker
+	locker *Locker
 	key    string
 	name   string
 	ticket *queue.Ticket
@@ -42,79 +42,79 @@ type Lock struct {
 func Name(namespace, key string) string { return lockname.OfAdvisory(namespace, key) }
 
 // Ticket is the place in the queue of this process with which the lock was granted.
-func (k *Lock) Ticket() *queue.Ticket { return k.ticket }
+func (l *Lock) Ticket() *queue.Ticket { return l.ticket }
 
 // Key returns the key.
-func (k *Lock) Key() string { return k.key }
+func (l *Lock) Key() string { return l.key }
 
 // Name returns the server's name for the lock.
-func (k *Lock) Name() string { return k.name }
+func (l *Lock) Name() string { return l.name }
 
 // ConnectionID returns the server's id of the connection that holds the lock.
-func (k *Lock) ConnectionID() uint64 { return k.conn.id }
+func (l *Lock) ConnectionID() uint64 { return l.conn.id }
 
 // Err returns nil while the lock is held. It looks at the clock, so it also fails before
 // anything else has shown that the server may have ended the connection. A lost lock's
 // error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
-func (k *Lock) Err() error {
-	if k.session == nil {
-		k.conn.loseIfOverdue()
+func (l *Lock) Err() error {
+	if l.session == nil {
+		l.conn.loseIfOverdue()
 	}
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
-	return k.err
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	return l.err
 }
 
 // Release hands the lock over to the next caller in the queue. If there is none, it
 // releases the lock on the server, and waits for the answer. It fails with
 // lockerr.ErrLost if the lock was lost. A second call does nothing. A lock that a session holds
 // is released by its COMMIT, or by [Lock.Detach], or ends with the session, and Release only ends it.
-func (k *Lock) Release() error {
-	if err := k.Err(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", k.key, err)
+func (l *Lock) Release() error {
+	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", l.key, err)
 	}
-	l := k.l
-	if l.running.Enter() != nil {
+	locker := l.locker
+	if locker.running.Enter() != nil {
 		return nil // Close releases it
 	}
-	defer l.running.Done()
-	if err := k.end(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", k.key, err)
+	defer locker.running.Done()
+	if err := l.end(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", l.key, err)
 	} else if err != nil {
 		return nil
 	}
-	if k.session != nil {
-		if !k.session.Clean() {
-			k.isFree()
+	if l.session != nil {
+		if !l.session.Clean() {
+			l.isFree()
 		}
 		return nil
 	}
-	if k.ticket.Handoff(l, k) {
+	if l.ticket.Handoff(locker, l) {
 		return nil
 	}
-	defer k.ticket.Leave()
-	r := &request{lock: k}
-	k.conn.do(context.Background(), r)
+	defer l.ticket.Leave()
+	r := &request{lock: l}
+	l.conn.do(context.Background(), r)
 	if r.err != nil && !errors.Is(r.err, lockerr.ErrClosed) {
-		return terms.Failure("release", k.key, lockerr.With(lockerr.ErrLost, r.err))
+		return terms.Failure("release", l.key, lockerr.With(lockerr.ErrLost, r.err))
 	}
 	return nil
 }
 
 // turnOver reports that the turn of this process is over: the next caller must yield the
 // lock to other processes.
-func (k *Lock) turnOver() bool {
-	return !k.alone && k.handed >= k.l.cfg.HandOvers || time.Since(k.since) >= k.l.cfg.HandOverTime
+func (l *Lock) turnOver() bool {
+	return !l.alone && l.handed >= l.locker.cfg.HandOvers || time.Since(l.since) >= l.locker.cfg.HandOverTime
 }
 
 // end ends the lock for its holder. If it has ended before, end returns why.
-func (k *Lock) end() error {
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
-	if k.err != nil {
-		return k.err
+func (l *Lock) end() error {
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	if l.err != nil {
+		return l.err
 	}
-	k.err = lockerr.ErrClosed
+	l.err = lockerr.ErrClosed
 	return nil
 }
 

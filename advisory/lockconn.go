@@ -203,34 +203,34 @@ func (l *Locker) share(k *lockConn) {
 
 // do runs r, and waits for the answer. It returns false if ctx has ended and no answer came
 // soon after; r.answered is closed when the answer comes.
-func (k *lockConn) do(ctx context.Context, r *request) bool {
-	l := k.l
+func (lc *lockConn) do(ctx context.Context, r *request) bool {
+	l := lc.l
 	r.answered = make(chan struct{})
 	l.mu.Lock()
-	if k.err != nil {
-		r.err = k.err
+	if lc.err != nil {
+		r.err = lc.err
 		close(r.answered)
 		l.mu.Unlock()
 		return true
 	}
-	k.pending.Join(r)
-	serve := !k.busy
-	k.busy = true
+	lc.pending.Join(r)
+	serve := !lc.busy
+	lc.busy = true
 	l.mu.Unlock()
 
 	switch {
 	case !serve:
 	case ctx.Done() == nil: // a caller that cannot leave meanwhile sends it itself
-		k.serve()
+		lc.serve()
 	default:
-		l.running.Go(k.serve)
+		l.running.Go(lc.serve)
 	}
 	select {
 	case <-r.answered:
 		return true
 	case <-ctx.Done():
 	}
-	if r.acquire && k.pending.Quit(r) {
+	if r.acquire && lc.pending.Quit(r) {
 		r.err = context.Cause(ctx)
 		return true
 	}
@@ -239,13 +239,13 @@ func (k *lockConn) do(ctx context.Context, r *request) bool {
 
 // serve sends what is pending, releases first, answers it, and lets the next batch go out. The
 // callers that the last statement has answered may be about to add requests, so it lets them run
-// first. The caller has made k busy.
-func (k *lockConn) serve() {
-	if k.several {
+// first. The caller has made lc busy.
+func (lc *lockConn) serve() {
+	if lc.several {
 		runtime.Gosched()
 	}
-	batch, _ := k.pending.Depart(maxBatch) // none if all their callers have gone
-	k.several = len(batch) > 1
+	batch, _ := lc.pending.Depart(maxBatch) // none if all their callers have gone
+	lc.several = len(batch) > 1
 	slices.SortStableFunc(batch, func(a, b *request) int {
 		switch {
 		case a.acquire == b.acquire:
@@ -258,22 +258,22 @@ func (k *lockConn) serve() {
 	var answer string
 	var err error
 	if len(batch) > 0 {
-		answer, err = k.run(batch)
+		answer, err = lc.run(batch)
 	}
-	if k.broken(err) {
-		k.lose(err)
+	if lc.broken(err) {
+		lc.lose(err)
 	}
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
+	lc.l.mu.Lock()
+	defer lc.l.mu.Unlock()
 	for i, r := range batch {
 		switch {
-		case k.err != nil:
-			r.err = k.err
+		case lc.err != nil:
+			r.err = lc.err
 		case !r.acquire:
-			delete(k.holds, r.lock.name)
+			delete(lc.holds, r.lock.name)
 		case err == nil && answer[i] == '1':
 			r.granted = true
-			k.holds[r.lock.name] = r.lock
+			lc.holds[r.lock.name] = r.lock
 		default:
 			switch {
 			case err != nil:
@@ -284,26 +284,26 @@ func (k *lockConn) serve() {
 		}
 		close(r.answered)
 	}
-	k.next()
+	lc.next()
 }
 
 // run runs the statement for batch. After an error of the server none of its locks is
 // held. If that is not sure, the error has no number, and the connection is given up.
-func (k *lockConn) run(batch []*request) (answer string, err error) {
+func (lc *lockConn) run(batch []*request) (answer string, err error) {
 	sent := time.Now()
-	rows, err := k.c.QueryBlock(k.within(batch), k.batchBlock(batch))
+	rows, err := lc.c.QueryBlock(lc.within(batch), lc.batchBlock(batch))
 	if batch[len(batch)-1].acquire {
-		if answer, err = k.answer(sent, rows, err); answer == "" {
+		if answer, err = lc.answer(sent, rows, err); answer == "" {
 			answer = "2"
 		}
 		if err == nil && len(answer) != len(batch) {
 			err = errForm
 		}
 	} else if err == nil {
-		k.c.Answered(sent)
+		lc.c.Answered(sent)
 	}
-	if err != nil && !k.broken(err) { // for example KILL QUERY, after some locks were acquired
-		if again := k.free(batch); again != nil {
+	if err != nil && !lc.broken(err) { // for example KILL QUERY, after some locks were acquired
+		if again := lc.free(batch); again != nil {
 			return "", fmt.Errorf("%w: %s", errUnclean, again.Error()) // without its number
 		}
 	}
@@ -313,13 +313,13 @@ func (k *lockConn) run(batch []*request) (answer string, err error) {
 // free releases the locks of batch after a statement that may have left some of them held. A KILL
 // of one try need not meet the next, so free repeats it for about a second: else the other locks
 // of the connection would be lost, too.
-func (k *lockConn) free(batch []*request) (err error) {
+func (lc *lockConn) free(batch []*request) (err error) {
 	for pause := time.Millisecond; pause < slack; pause *= 2 {
 		sent := time.Now()
-		if err = server.Exec(k.within(batch), k.c.Conn, freeSQL(batch)); err == nil {
-			k.c.Answered(sent)
+		if err = server.Exec(lc.within(batch), lc.c.Conn, freeSQL(batch)); err == nil {
+			lc.c.Answered(sent)
 		}
-		if !server.Interrupted(err) || !strategy.Sleep(k.ctx, pause) {
+		if !server.Interrupted(err) || !strategy.Sleep(lc.ctx, pause) {
 			return err
 		}
 	}
@@ -327,15 +327,15 @@ func (k *lockConn) free(batch []*request) (err error) {
 }
 
 // broken reports whether err is more than the refusal of a statement by the server.
-func (k *lockConn) broken(err error) bool {
-	return err != nil && (server.Number(err) == 0 || server.Gone(err, k.c.Conn))
+func (lc *lockConn) broken(err error) bool {
+	return err != nil && (server.Number(err) == 0 || server.Gone(err, lc.c.Conn))
 }
 
 // within is the context for the statement of batch. A context that cannot end
 // costs less, since the driver need not watch it.
-func (k *lockConn) within(batch []*request) context.Context {
-	ctx, s := k.ctx, purpose.Release
-	if t := k.l.cfg.ReadTimeout; t > 0 && t <= k.l.limit {
+func (lc *lockConn) within(batch []*request) context.Context {
+	ctx, s := lc.ctx, purpose.Release
+	if t := lc.l.cfg.ReadTimeout; t > 0 && t <= lc.l.limit {
 		ctx = context.Background()
 	}
 	if batch[len(batch)-1].acquire {
@@ -346,18 +346,18 @@ func (k *lockConn) within(batch []*request) context.Context {
 }
 
 // ask runs a statement that returns one value.
-func (k *lockConn) ask(ctx context.Context, text string) (string, error) {
+func (lc *lockConn) ask(ctx context.Context, text string) (string, error) {
 	sent := time.Now()
-	rows, err := server.Query(ctx, k.c.Conn, text)
-	return k.answer(sent, rows, err)
+	rows, err := server.Query(ctx, lc.c.Conn, text)
+	return lc.answer(sent, rows, err)
 }
 
 // answer is the one value that was returned for the statement that was sent then.
-func (k *lockConn) answer(sent time.Time, rows [][]string, err error) (string, error) {
+func (lc *lockConn) answer(sent time.Time, rows [][]string, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	k.c.Answered(sent)
+	lc.c.Answered(sent)
 	if len(rows) != 1 || len(rows[0]) != 1 {
 		return "", errForm
 	}
@@ -371,19 +371,19 @@ func (k *lockConn) answer(sent time.Time, rows [][]string, err error) (string, e
 }
 
 // next lets the next batch go out. The caller holds Locker.mu.
-func (k *lockConn) next() {
-	l := k.l
-	more := k.pending.Len() > 0
-	if k.err == nil && !more && len(k.holds) == 0 && len(l.lockConns) > l.enough {
-		l.remove(k, errRetired)
+func (lc *lockConn) next() {
+	l := lc.l
+	more := lc.pending.Len() > 0
+	if lc.err == nil && !more && len(lc.holds) == 0 && len(l.lockConns) > l.enough {
+		l.remove(lc, errRetired)
 	}
 	switch {
-	case k.err != nil:
-		k.dispose()
+	case lc.err != nil:
+		lc.dispose()
 	case more:
-		l.running.Go(k.serve)
+		l.running.Go(lc.serve)
 	default:
-		k.busy = false
+		lc.busy = false
 	}
 }
 
@@ -397,16 +397,16 @@ func (l *Locker) remove(k *lockConn, why error) {
 	}
 }
 
-// lose ends the locks and requests of k, once, and tells the holders.
-func (k *lockConn) lose(cause error) {
-	l := k.l
+// lose ends the locks and requests of lc, once, and tells the holders.
+func (lc *lockConn) lose(cause error) {
+	l := lc.l
 	l.mu.Lock()
-	if k.err != nil {
+	if lc.err != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.remove(k, cause)
-	for _, r := range k.pending.Along(k.pending.Len()) {
+	l.remove(lc, cause)
+	for _, r := range lc.pending.Along(lc.pending.Len()) {
 		r.err = cause
 		close(r.answered)
 	}
@@ -414,7 +414,7 @@ func (k *lockConn) lose(cause error) {
 		cause = lockerr.With(lockerr.ErrLost, cause)
 	}
 	var held []*Lock
-	for _, lock := range k.holds {
+	for _, lock := range lc.holds {
 		if lock.err == nil {
 			lock.err = cause
 			held = append(held, lock)
@@ -422,7 +422,7 @@ func (k *lockConn) lose(cause error) {
 	}
 	l.mu.Unlock()
 
-	k.cancel()
+	lc.cancel()
 	for _, lock := range held {
 		lock.ticket.Leave()
 		if lock.lost != nil {
@@ -434,28 +434,28 @@ func (k *lockConn) lose(cause error) {
 // dispose puts the connection back into the pool if it surely holds no lock. Else it
 // closes the connection, and makes the server end it. No one uses it any more. The
 // caller holds Locker.mu.
-func (k *lockConn) dispose() {
-	l := k.l
+func (lc *lockConn) dispose() {
+	l := lc.l
 	l.running.Go(func() {
-		defer k.cancel()
+		defer lc.cancel()
 		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory), background)
 		defer cancel()
-		if errors.Is(k.err, errRetired) || errors.Is(k.err, lockerr.ErrClosed) && k.c.Clean() {
-			if server.Exec(ctx, k.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {
-				k.c.Touch()
-				k.c.Release()
+		if errors.Is(lc.err, errRetired) || errors.Is(lc.err, lockerr.ErrClosed) && lc.c.Clean() {
+			if server.Exec(ctx, lc.c.Conn, "DO RELEASE_ALL_LOCKS()") == nil {
+				lc.c.Touch()
+				lc.c.Release()
 				return
 			}
 		}
-		k.c.Destroy()
-		_ = l.cfg.Control.KillConnection(ctx, k.c) // best effort: the server ends a silent connection, too
+		lc.c.Destroy()
+		_ = l.cfg.Control.KillConnection(ctx, lc.c) // best effort: the server ends a silent connection, too
 	})
 }
 
-// loseIfOverdue loses k if the server may have ended it by now, or is about to.
-func (k *lockConn) loseIfOverdue() {
-	if s := k.c.Silence(); s >= k.l.limit {
-		k.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.l.ttl))
+// loseIfOverdue loses lc if the server may have ended it by now, or is about to.
+func (lc *lockConn) loseIfOverdue() {
+	if s := lc.c.Silence(); s >= lc.l.limit {
+		lc.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), lc.l.ttl))
 	}
 }
 
@@ -505,12 +505,12 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 	return overdue, next, l.watching
 }
 
-// ping checks that the locks are still held. The caller has made k busy.
-func (k *lockConn) ping() {
-	if _, err := k.ask(purpose.For(k.ctx, purpose.Renew), k.pingSQL()); k.broken(err) {
-		k.lose(err)
+// ping checks that the locks are still held. The caller has made lc busy.
+func (lc *lockConn) ping() {
+	if _, err := lc.ask(purpose.For(lc.ctx, purpose.Renew), lc.pingSQL()); lc.broken(err) {
+		lc.lose(err)
 	}
-	k.l.mu.Lock()
-	defer k.l.mu.Unlock()
-	k.next()
+	lc.l.mu.Lock()
+	defer lc.l.mu.Unlock()
+	lc.next()
 }

@@ -28,24 +28,24 @@ type told struct {
 	err   error
 }
 
-func (l *told) request(key string) advisory.Request {
+func (t *told) request(key string) advisory.Request {
 	r := request(key, time.Minute)
 	r.Lost = func(err error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.times == nil {
-			l.times = make(map[string]int)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.times == nil {
+			t.times = make(map[string]int)
 		}
-		l.times[key]++
-		l.last, l.err = time.Now(), err
+		t.times[key]++
+		t.last, t.err = time.Now(), err
 	}
 	return r
 }
 
-func (l *told) count() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.times)
+func (t *told) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.times)
 }
 
 // TestHoldersOfAKilledConnectionAreToldOnce: all holders are told within a second, once each, and the
@@ -323,22 +323,22 @@ type switching struct {
 	second *atomic.Bool
 }
 
-func (c *switching) to() mysqlConn {
-	if c.second.Load() {
-		return c.other
+func (s *switching) to() mysqlConn {
+	if s.second.Load() {
+		return s.other
 	}
-	return c.mysqlConn
+	return s.mysqlConn
 }
 
-func (c *switching) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	return c.to().ExecContext(ctx, text, args)
+func (s *switching) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return s.to().ExecContext(ctx, text, args)
 }
 
-func (c *switching) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return c.to().QueryContext(ctx, text, args)
+func (s *switching) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return s.to().QueryContext(ctx, text, args)
 }
 
-func (c *switching) Close() error { return errors.Join(c.mysqlConn.Close(), c.other.Close()) }
+func (s *switching) Close() error { return errors.Join(s.mysqlConn.Close(), s.other.Close()) }
 
 func TestAProxyThatSharesConnectionsIsUnsafe(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {

@@ -37,25 +37,25 @@ func silentFor(ttl time.Duration) time.Duration {
 
 // here is an SQL expression that is value on the lock connection, and elsewhere on
 // another connection. On a server that takes no writes it is readOnly.
-func (k *lockConn) here(value string) string {
-	return "IF(CONNECTION_ID() = " + strconv.FormatUint(k.id, 10) + ", " + k.writable(value) + ", " + elsewhere + ")"
+func (lc *lockConn) here(value string) string {
+	return "IF(CONNECTION_ID() = " + strconv.FormatUint(lc.id, 10) + ", " + lc.writable(value) + ", " + elsewhere + ")"
 }
 
 // writable is an SQL expression that is value if the server takes writes at the moment
 // of evaluation. MariaDB would evaluate a condition of more than one variable before the
 // statement runs.
-func (k *lockConn) writable(value string) string {
-	if k.l.cfg.Unsafe {
+func (lc *lockConn) writable(value string) string {
+	if lc.l.cfg.Unsafe {
 		return value
 	}
 	return "IF(@@read_only, " + readOnly + ", IF(@@innodb_read_only, " + readOnly + ", " + value + "))"
 }
 
 // openSQL acquires the identity of a new lock connection. The answer is 1.
-func (k *lockConn) openSQL() string { return "SELECT " + k.here("GET_LOCK('"+k.identity+"', 0)") }
+func (lc *lockConn) openSQL() string { return "SELECT " + lc.here("GET_LOCK('"+lc.identity+"', 0)") }
 
 // pingSQL answers 1. To a ping of the protocol a proxy could answer by itself.
-func (k *lockConn) pingSQL() string { return "SELECT " + k.here("1") }
+func (lc *lockConn) pingSQL() string { return "SELECT " + lc.here("1") }
 
 // freeSQL releases the locks of batch, with one short answer.
 func freeSQL(batch []*request) string {
@@ -69,25 +69,25 @@ func freeSQL(batch []*request) string {
 
 // acquireSQL acquires one lock, whose name is a value of the statement. The answer is 1 if it was
 // granted.
-func (k *lockConn) acquireSQL() string { return "SELECT " + k.here("GET_LOCK(?, 0)") }
+func (lc *lockConn) acquireSQL() string { return "SELECT " + lc.here("GET_LOCK(?, 0)") }
 
 // batchBlock runs the requests of batch. One by itself has always the same text, to be prepared.
-func (k *lockConn) batchBlock(batch []*request) pool.Block {
+func (lc *lockConn) batchBlock(batch []*request) pool.Block {
 	first, last := batch[0], batch[len(batch)-1]
 	switch {
 	case last.acquire && len(batch) > 1:
-		return pool.Block{Text: k.batchSQL(batch)}
+		return pool.Block{Text: lc.batchSQL(batch)}
 	case len(batch) > 1:
 		return pool.Block{Text: freeSQL(batch)}
 	case last.acquire:
-		return pool.Block{Text: k.acquireText, Values: []driver.Value{first.lock.name}}
+		return pool.Block{Text: lc.acquireText, Values: []driver.Value{first.lock.name}}
 	}
 	return pool.Block{Text: "DO RELEASE_LOCK(?)", Values: []driver.Value{first.lock.name}}
 }
 
 // batchSQL runs the requests of batch in their order. It answers one digit for each: 1 if
 // it was done, 2 if it was interrupted.
-func (k *lockConn) batchSQL(batch []*request) string {
+func (lc *lockConn) batchSQL(batch []*request) string {
 	var b strings.Builder
 	b.Grow(len(batch) * 128)
 	for i, r := range batch {
@@ -99,7 +99,7 @@ func (k *lockConn) batchSQL(batch []*request) string {
 		}
 	}
 	b.WriteString(")")
-	return "SELECT " + k.here(b.String())
+	return "SELECT " + lc.here(b.String())
 }
 
 func write(b *strings.Builder, parts ...string) {
@@ -118,12 +118,12 @@ const (
 // connection holds the lock already, the statement releases it first, to those that wait. After the
 // wait it checks again that the server takes writes: both servers evaluate a branch of IF only after
 // they have chosen it.
-func (k *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
-	begin, seconds := k.l.cfg.Info.WaitsNamed(since, bound)
+func (lc *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
+	begin, seconds := lc.l.cfg.Info.WaitsNamed(since, bound)
 	granted := func(answer string) string {
-		return "IF(GET_LOCK('" + name + "', " + seconds + "), " + k.writable(answer) + ", 0)"
+		return "IF(GET_LOCK('" + name + "', " + seconds + "), " + lc.writable(answer) + ", 0)"
 	}
-	return begin + k.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
+	return begin + lc.here("IF(RELEASE_LOCK('"+name+"') IS NULL OR IS_FREE_LOCK('"+name+"'), "+granted(alone)+", "+granted(inTurn)+")")
 }
 
 // heldSQL is true if all locks are held.

@@ -64,7 +64,7 @@ func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool
 	if err != nil {
 		return nil, false
 	}
-	r := &request{lock: &Lock{l: l, key: name, name: name, conn: k}, acquire: true}
+	r := &request{lock: &Lock{locker: l, key: name, name: name, conn: k}, acquire: true}
 	if !k.do(ctx, r) {
 		l.releaseLate(r, nil)
 		return nil, false
@@ -203,12 +203,12 @@ func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 // wait waits for the lock in the server. If the connection may have ended since the
 // server sent its answer, wait checks that it still works: the process may have been
 // stopped meanwhile, or the end of ctx has closed the connection.
-func (k *lockConn) wait(ctx context.Context, name string, since time.Time, bound time.Duration) (answer string, err error) {
+func (lc *lockConn) wait(ctx context.Context, name string, since time.Time, bound time.Duration) (answer string, err error) {
 	ctx, cancel := server.Within(ctx, bound+slack)
 	defer cancel()
-	answer, err = k.ask(ctx, k.waitSQL(name, since, bound))
-	if err == nil && (k.c.Silence() > k.l.limit/2 || !k.c.Valid()) {
-		if _, err = k.ask(ctx, k.pingSQL()); err != nil {
+	answer, err = lc.ask(ctx, lc.waitSQL(name, since, bound))
+	if err == nil && (lc.c.Silence() > lc.l.limit/2 || !lc.c.Valid()) {
+		if _, err = lc.ask(ctx, lc.pingSQL()); err != nil {
 			return "", err
 		}
 	}

@@ -171,12 +171,12 @@ type lateClose struct {
 	read func(text string)
 }
 
-func (c *lateClose) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	rows, err := c.mysqlConn.QueryContext(ctx, text, args)
+func (lc *lateClose) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := lc.mysqlConn.QueryContext(ctx, text, args)
 	if err != nil {
 		return nil, err
 	}
-	return &lateRows{rows, func() { c.read(text) }}, nil
+	return &lateRows{rows, func() { lc.read(text) }}, nil
 }
 
 type lateRows struct {
@@ -184,9 +184,9 @@ type lateRows struct {
 	read func()
 }
 
-func (r *lateRows) Close() error {
-	r.read()
-	return r.Rows.Close()
+func (lr *lateRows) Close() error {
+	lr.read()
+	return lr.Rows.Close()
 }
 
 // TestAGrantThatComesAfterItsCallerIsNotHandedOver: the driver closes a connection whose context

@@ -235,12 +235,12 @@ type lookOnly struct{ driver.Conn }
 
 var errWouldWrite = errors.New("it would be written")
 
-func (c lookOnly) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+func (lo lookOnly) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
 	return nil, errWouldWrite
 }
 
-func (c lookOnly) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	if q, ok := c.Conn.(driver.QueryerContext); ok {
+func (lo lookOnly) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	if q, ok := lo.Conn.(driver.QueryerContext); ok {
 		return q.QueryContext(ctx, text, args)
 	}
 	return nil, driver.ErrSkip

@@ -107,15 +107,15 @@ var (
 )
 
 // fresh has f read a new copy.
-func (c *serverCopy) fresh(f func()) {
-	if c == nil {
+func (sc *serverCopy) fresh(f func()) {
+	if sc == nil {
 		f()
 		return
 	}
-	c.Lock()
-	defer c.Unlock()
-	time.Sleep(time.Until(c.read.Add(110 * time.Millisecond)))
-	defer func() { c.read = time.Now() }()
+	sc.Lock()
+	defer sc.Unlock()
+	time.Sleep(time.Until(sc.read.Add(110 * time.Millisecond)))
+	defer func() { sc.read = time.Now() }()
 	f()
 }
 

@@ -59,7 +59,7 @@ func (m *memory) follow(f Filter, locks []Lock, now, end time.Time) {
 }
 
 // follow completes the ages of the holders of a lock in the look after, and notes them in holds.
-func (b *lookBefore) follow(l *Lock, now, end time.Time, holds map[held]seenSince) {
+func (lb *lookBefore) follow(l *Lock, now, end time.Time, holds map[held]seenSince) {
 	for i := range l.Holders.List {
 		h := &l.Holders.List[i]
 		key, same := held{lock: l.id()}, true
@@ -70,7 +70,7 @@ func (b *lookBefore) follow(l *Lock, now, end time.Time, holds map[held]seenSinc
 			within, known := h.Within.Get()
 			key.conn = h.ConnectionID
 			// MariaDB counts whole seconds.
-			same = known && end.Add(time.Second-within).Before(b.time)
+			same = known && end.Add(time.Second-within).Before(lb.time)
 		default:
 			continue
 		}
@@ -78,7 +78,7 @@ func (b *lookBefore) follow(l *Lock, now, end time.Time, holds map[held]seenSinc
 		if h.Least > 0 {
 			since.Time = end.Add(-h.Least) // which was counted by then
 		}
-		if before, known := b.holds[key]; known && same {
+		if before, known := lb.holds[key]; known && same {
 			since.left = max(since.left, before.left)
 			if before.Before(since.Time) {
 				since.Time = before.Time

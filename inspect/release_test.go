@@ -205,9 +205,9 @@ func TestVictimIsTold(t *testing.T) {
 // lossObserver takes the losses that it is told of.
 type lossObserver chan error
 
-func (o lossObserver) Observe(_ context.Context, e mysqllock.Event) {
+func (lo lossObserver) Observe(_ context.Context, e mysqllock.Event) {
 	if e.Kind == mysqllock.Lost {
-		o <- e.Err
+		lo <- e.Err
 	}
 }
 

@@ -82,14 +82,14 @@ type belowStmt struct {
 	result driver.Result // of the last Exec
 }
 
-func (s *belowStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	res, err := basedriver.StmtExec(ctx, s.Stmt, args)
-	s.result = res
+func (bs *belowStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	res, err := basedriver.StmtExec(ctx, bs.Stmt, args)
+	bs.result = res
 	return res, err
 }
 
-func (s *belowStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	return basedriver.StmtQuery(ctx, s.Stmt, args)
+func (bs *belowStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return basedriver.StmtQuery(ctx, bs.Stmt, args)
 }
 
 // conn is a connection that an interceptor sees.
@@ -170,9 +170,9 @@ type oldTx struct {
 	c   *conn
 }
 
-func (t *oldTx) Rollback() error {
-	t.c.bad = t.c.bad || t.ctx.Err() != nil
-	return t.Tx.Rollback()
+func (ot *oldTx) Rollback() error {
+	ot.c.bad = ot.c.bad || ot.ctx.Err() != nil
+	return ot.Tx.Rollback()
 }
 
 func (c *conn) Prepare(text string) (driver.Stmt, error) {

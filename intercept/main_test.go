@@ -58,80 +58,80 @@ type spy struct {
 	all []sent
 }
 
-func (p *spy) note(ctx context.Context, text string) {
+func (s *spy) note(ctx context.Context, text string) {
 	lock, ours := intercept.Of(ctx)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all = append(p.all, sent{text, lock, ours, ctx.Err()})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, sent{text, lock, ours, ctx.Err()})
 }
 
-func (p *spy) since() (all []sent) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all, p.all = p.all, nil
+func (s *spy) since() (all []sent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, s.all = s.all, nil
 	return all
 }
 
 // saw reports whether a lock statement was sent for this step and these keys.
-func (p *spy) saw(strategy string, step intercept.Step, keys ...string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.all, func(s sent) bool {
-		return s.ours && s.lock.Strategy == strategy && s.lock.Step == step && slices.Equal(s.lock.Keys, keys)
+func (s *spy) saw(strategy string, step intercept.Step, keys ...string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.all, func(one sent) bool {
+		return one.ours && one.lock.Strategy == strategy && one.lock.Step == step && slices.Equal(one.lock.Keys, keys)
 	})
 }
 
-func (p *spy) String() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (s *spy) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var b strings.Builder
-	for _, s := range p.all {
-		fmt.Fprintf(&b, "\n\t%v", s)
+	for _, one := range s.all {
+		fmt.Fprintf(&b, "\n\t%v", one)
 	}
 	return b.String()
 }
 
-func (p *spy) ConnBeginTx(ctx context.Context, conn driver.ConnBeginTx, opts driver.TxOptions) (context.Context, driver.Tx, error) {
-	p.note(ctx, "BEGIN")
-	return p.NullInterceptor.ConnBeginTx(ctx, conn, opts)
+func (s *spy) ConnBeginTx(ctx context.Context, conn driver.ConnBeginTx, opts driver.TxOptions) (context.Context, driver.Tx, error) {
+	s.note(ctx, "BEGIN")
+	return s.NullInterceptor.ConnBeginTx(ctx, conn, opts)
 }
 
-func (p *spy) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
-	p.note(ctx, text)
-	return p.NullInterceptor.ConnExecContext(ctx, conn, text, args)
+func (s *spy) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	s.note(ctx, text)
+	return s.NullInterceptor.ConnExecContext(ctx, conn, text, args)
 }
 
-func (p *spy) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	p.note(ctx, text)
-	return p.NullInterceptor.ConnQueryContext(ctx, conn, text, args)
+func (s *spy) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	s.note(ctx, text)
+	return s.NullInterceptor.ConnQueryContext(ctx, conn, text, args)
 }
 
-func (p *spy) ConnPrepareContext(ctx context.Context, conn driver.ConnPrepareContext, text string) (context.Context, driver.Stmt, error) {
-	p.note(ctx, "PREPARE "+text)
-	return p.NullInterceptor.ConnPrepareContext(ctx, conn, text)
+func (s *spy) ConnPrepareContext(ctx context.Context, conn driver.ConnPrepareContext, text string) (context.Context, driver.Stmt, error) {
+	s.note(ctx, "PREPARE "+text)
+	return s.NullInterceptor.ConnPrepareContext(ctx, conn, text)
 }
 
-func (p *spy) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
-	p.note(ctx, text)
-	return p.NullInterceptor.StmtExecContext(ctx, stmt, text, args)
+func (s *spy) StmtExecContext(ctx context.Context, stmt driver.StmtExecContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	s.note(ctx, text)
+	return s.NullInterceptor.StmtExecContext(ctx, stmt, text, args)
 }
 
-func (p *spy) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	p.note(ctx, text)
-	return p.NullInterceptor.StmtQueryContext(ctx, stmt, text, args)
+func (s *spy) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	s.note(ctx, text)
+	return s.NullInterceptor.StmtQueryContext(ctx, stmt, text, args)
 }
 
-func (p *spy) StmtClose(ctx context.Context, stmt driver.Stmt) error {
-	p.note(ctx, "CLOSE")
-	return p.NullInterceptor.StmtClose(ctx, stmt)
+func (s *spy) StmtClose(ctx context.Context, stmt driver.Stmt) error {
+	s.note(ctx, "CLOSE")
+	return s.NullInterceptor.StmtClose(ctx, stmt)
 }
 
-func (p *spy) TxCommit(ctx context.Context, tx driver.Tx) error {
-	p.note(ctx, "COMMIT")
-	return p.NullInterceptor.TxCommit(ctx, tx)
+func (s *spy) TxCommit(ctx context.Context, tx driver.Tx) error {
+	s.note(ctx, "COMMIT")
+	return s.NullInterceptor.TxCommit(ctx, tx)
 }
 
-func (p *spy) TxRollback(ctx context.Context, tx driver.Tx) error {
-	p.note(ctx, "ROLLBACK")
-	return p.NullInterceptor.TxRollback(ctx, tx)
+func (s *spy) TxRollback(ctx context.Context, tx driver.Tx) error {
+	s.note(ctx, "ROLLBACK")
+	return s.NullInterceptor.TxRollback(ctx, tx)
 }

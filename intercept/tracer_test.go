@@ -31,68 +31,68 @@ type tracer struct {
 
 type number struct{}
 
-func (r *tracer) note(ctx context.Context, what string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (t *tracer) note(ctx context.Context, what string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	n := fmt.Sprint(ctx.Value(number{}))
-	r.events[n] = append(r.events[n], what)
+	t.events[n] = append(t.events[n], what)
 }
 
-func (r *tracer) Asking(ctx context.Context, e mysqllock.Event) context.Context {
-	r.mu.Lock()
-	r.locks++
-	ctx = context.WithValue(ctx, number{}, r.locks)
-	r.mu.Unlock()
-	r.note(ctx, fmt.Sprint("asking ", e.Strategy, e.Keys))
+func (t *tracer) Asking(ctx context.Context, e mysqllock.Event) context.Context {
+	t.mu.Lock()
+	t.locks++
+	ctx = context.WithValue(ctx, number{}, t.locks)
+	t.mu.Unlock()
+	t.note(ctx, fmt.Sprint("asking ", e.Strategy, e.Keys))
 	return ctx
 }
 
-func (r *tracer) Releasing(ctx context.Context, _ mysqllock.Event) { r.note(ctx, "releasing") }
+func (t *tracer) Releasing(ctx context.Context, _ mysqllock.Event) { t.note(ctx, "releasing") }
 
-func (r *tracer) Observe(ctx context.Context, e mysqllock.Event) { r.note(ctx, e.Kind.String()) }
+func (t *tracer) Observe(ctx context.Context, e mysqllock.Event) { t.note(ctx, e.Kind.String()) }
 
 // hit notes a statement. It fails the one that is to be broken.
-func (r *tracer) hit(ctx context.Context) error {
+func (t *tracer) hit(ctx context.Context) error {
 	lock, _ := intercept.Of(ctx)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, asked := range lock.Contexts {
 		n := fmt.Sprint(asked.Value(number{}))
-		r.steps[n] = append(r.steps[n], lock.Step)
+		t.steps[n] = append(t.steps[n], lock.Step)
 	}
-	if lock.Step == intercept.Take && r.breaks {
-		r.breaks = false
+	if lock.Step == intercept.Take && t.breaks {
+		t.breaks = false
 		return driver.ErrBadConn
 	}
 	return nil
 }
 
-func (r *tracer) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
-	if err := r.hit(ctx); err != nil {
+func (t *tracer) ConnExecContext(ctx context.Context, conn driver.ExecerContext, text string, args []driver.NamedValue) (driver.Result, error) {
+	if err := t.hit(ctx); err != nil {
 		return nil, err
 	}
-	return r.NullInterceptor.ConnExecContext(ctx, conn, text, args)
+	return t.NullInterceptor.ConnExecContext(ctx, conn, text, args)
 }
 
-func (r *tracer) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	if err := r.hit(ctx); err != nil {
+func (t *tracer) ConnQueryContext(ctx context.Context, conn driver.QueryerContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if err := t.hit(ctx); err != nil {
 		return ctx, nil, err
 	}
-	return r.NullInterceptor.ConnQueryContext(ctx, conn, text, args)
+	return t.NullInterceptor.ConnQueryContext(ctx, conn, text, args)
 }
 
-func (r *tracer) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
-	if err := r.hit(ctx); err != nil {
+func (t *tracer) StmtQueryContext(ctx context.Context, stmt driver.StmtQueryContext, text string, args []driver.NamedValue) (context.Context, driver.Rows, error) {
+	if err := t.hit(ctx); err != nil {
 		return ctx, nil, err
 	}
-	return r.NullInterceptor.StmtQueryContext(ctx, stmt, text, args)
+	return t.NullInterceptor.StmtQueryContext(ctx, stmt, text, args)
 }
 
-func (r *tracer) TxCommit(ctx context.Context, tx driver.Tx) error {
-	if err := r.hit(ctx); err != nil {
+func (t *tracer) TxCommit(ctx context.Context, tx driver.Tx) error {
+	if err := t.hit(ctx); err != nil {
 		return err
 	}
-	return r.NullInterceptor.TxCommit(ctx, tx)
+	return t.NullInterceptor.TxCommit(ctx, tx)
 }
 
 // kinds is an Observer that is no Tracer.

@@ -23,7 +23,7 @@ const locked, timeout = 0, 1 // in sentinels
 // serverError stands for the error of a driver.
 type serverError struct{ number int }
 
-func (e *serverError) Error() string { return fmt.Sprint("server error ", e.number) }
+func (se *serverError) Error() string { return fmt.Sprint("server error ", se.number) }
 
 func TestEachSentinelIsItselfAlone(t *testing.T) {
 	for i, one := range sentinels {

@@ -145,11 +145,11 @@ type connector struct {
 	base   *sql.DB
 }
 
-func (k connector) Connect(ctx context.Context) (driver.Conn, error) {
+func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return &conn{db: k.base, locks: k.server.Open(k.owner)}, nil
+	return &conn{db: c.base, locks: c.server.Open(c.owner)}, nil
 }
 
-func (k connector) Driver() driver.Driver { return k.server.Driver() }
+func (c connector) Driver() driver.Driver { return c.server.Driver() }

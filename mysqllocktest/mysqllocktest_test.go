@@ -89,49 +89,49 @@ func newTest(t *testing.T, c mysqllock.Config) *test {
 }
 
 // open opens a handle of a process of its own, on a mock of its own.
-func (x *test) open(c mysqllock.Config) (*sql.DB, sqlmock.Sqlmock) {
-	x.Helper()
+func (t *test) open(c mysqllock.Config) (*sql.DB, sqlmock.Sqlmock) {
+	t.Helper()
 	base, mock, err := sqlmock.New(sqlmock.QueryMatcherOption(sqlmock.QueryMatcherEqual))
-	x.ok(err)
-	db, err := x.locks.Open(base, c)
-	x.ok(err)
-	x.Cleanup(func() {
-		x.ok(db.Close())
+	t.ok(err)
+	db, err := t.locks.Open(base, c)
+	t.ok(err)
+	t.Cleanup(func() {
+		t.ok(db.Close())
 		if err := mock.ExpectationsWereMet(); err != nil {
-			x.Error(err)
+			t.Error(err)
 		}
 		_ = base.Close()
 	})
 	return db, mock
 }
 
-func (x *test) ok(err error) {
-	x.Helper()
-	dbtest.OK(x, err)
+func (t *test) ok(err error) {
+	t.Helper()
+	dbtest.OK(t, err)
 }
 
-func (x *test) is(err, want error) {
-	x.Helper()
+func (t *test) is(err, want error) {
+	t.Helper()
 	if !errors.Is(err, want) {
-		x.Errorf("got %v, want %v", err, want)
+		t.Errorf("got %v, want %v", err, want)
 	}
 }
 
-func (x *test) holders(key string, want ...string) {
-	x.Helper()
-	if got := x.locks.Holders(key); !slices.Equal(got, want) {
-		x.Errorf("%s is held by %q, want %q", key, got, want)
+func (t *test) holders(key string, want ...string) {
+	t.Helper()
+	if got := t.locks.Holders(key); !slices.Equal(got, want) {
+		t.Errorf("%s is held by %q, want %q", key, got, want)
 	}
 }
 
 // other is another process that holds key until release is called.
-func (x *test) other(key string, opts ...lockctx.Option) (release func() error) {
-	x.Helper()
-	db, err := x.locks.Open(nil, mysqllock.Config{Owner: "billing-7"})
-	x.ok(err)
+func (t *test) other(key string, opts ...lockctx.Option) (release func() error) {
+	t.Helper()
+	db, err := t.locks.Open(nil, mysqllock.Config{Owner: "billing-7"})
+	t.ok(err)
 	hold, err := mysqllock.Acquire(context.Background(), db, key, opts...)
-	x.ok(err)
-	x.Cleanup(func() { _ = db.Close() })
+	t.ok(err)
+	t.Cleanup(func() { _ = db.Close() })
 	return hold.Release
 }
 

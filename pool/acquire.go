@@ -22,11 +22,11 @@ type As struct {
 	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
 }
 
-func (as As) rank() rank {
+func (a As) rank() rank {
 	switch {
-	case as.Urgent:
+	case a.Urgent:
 		return urgent
-	case as.Waits:
+	case a.Waits:
 		return blocking
 	}
 	return ordinary

@@ -49,12 +49,12 @@ type unpreparing struct {
 	number uint16
 }
 
-func (c unpreparing) PrepareContext(context.Context, string) (driver.Stmt, error) {
-	return nil, &mysql.MySQLError{Number: c.number}
+func (u unpreparing) PrepareContext(context.Context, string) (driver.Stmt, error) {
+	return nil, &mysql.MySQLError{Number: u.number}
 }
 
-func (c unpreparing) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+func (u unpreparing) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return u.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 }
 
 // TestABlockThatCannotBePreparedRunsAsText, unless the transaction in which it was to run may be

@@ -41,9 +41,9 @@ func (s *served) connect(context.Context) (driver.Conn, error) {
 	return &servedConn{of: s}, nil
 }
 
-func (c *servedConn) Close() error {
-	if !c.closed.Swap(true) {
-		c.of.open.Add(-1)
+func (sc *servedConn) Close() error {
+	if !sc.closed.Swap(true) {
+		sc.of.open.Add(-1)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ type Pool struct {
 	swept   sync.WaitGroup
 
 	// Guarded by the budget's mutex.
-	queue    [ranks]askers
+	queue    [ranks]askerQueue
 	served   [ranks]service // of each queue, the last caller that got a connection
 	idle     []*Conn        // the last used at the end
 	permits  int            // connections, with those being opened and closed

@@ -33,40 +33,40 @@ type service struct {
 }
 
 // askers is a queue of askers. The zero value is empty.
-type askers struct {
+type askerQueue struct {
 	first, last *asker
 	n           int
 	beside      int // of them are As.Beside
 }
 
-func (l *askers) push(a *asker) {
-	if a.prev, a.next, a.queued = l.last, nil, true; l.last != nil {
-		l.last.next = a
+func (aq *askerQueue) push(a *asker) {
+	if a.prev, a.next, a.queued = aq.last, nil, true; aq.last != nil {
+		aq.last.next = a
 	} else {
-		l.first = a
+		aq.first = a
 	}
-	l.last = a
-	l.count(a, 1)
+	aq.last = a
+	aq.count(a, 1)
 }
 
-func (l *askers) remove(a *asker) {
+func (aq *askerQueue) remove(a *asker) {
 	if a.prev != nil {
 		a.prev.next = a.next
 	} else {
-		l.first = a.next
+		aq.first = a.next
 	}
 	if a.next != nil {
 		a.next.prev = a.prev
 	} else {
-		l.last = a.prev
+		aq.last = a.prev
 	}
 	a.prev, a.next, a.queued = nil, nil, false
-	l.count(a, -1)
+	aq.count(a, -1)
 }
 
-func (l *askers) count(a *asker, n int) {
-	l.n += n
+func (aq *askerQueue) count(a *asker, n int) {
+	aq.n += n
 	if a.beside {
-		l.beside += n
+		aq.beside += n
 	}
 }

@@ -18,33 +18,33 @@ type seenLease struct {
 
 // Follow returns the leases that have run out since the look before, neither renewed nor given back. The
 // snapshot took so long.
-func (f *Lapses) Follow(snap *inspect.Snapshot, took time.Duration) (lapsed []inspect.Lock) {
+func (l *Lapses) Follow(snap *inspect.Snapshot, took time.Duration) (lapsed []inspect.Lock) {
 	end := snap.Time.Add(took) // all was read before
 	leases := make(map[string]seenLease)
 	for i := range snap.Locks {
-		l := &snap.Locks[i]
-		if l.Strategy != lease || len(l.Holders.List) == 0 || l.Holders.List[0].Left {
+		lock := &snap.Locks[i]
+		if lock.Strategy != lease || len(lock.Holders.List) == 0 || lock.Holders.List[0].Left {
 			continue
 		}
-		now := seenLease{*l, l.Remaining}
-		if before := f.leases[name(l)]; before.lock.Token == l.Token {
-			now.longest = max(before.longest, l.Remaining)
+		now := seenLease{*lock, lock.Remaining}
+		if before := l.leases[name(lock)]; before.lock.Token == lock.Token {
+			now.longest = max(before.longest, lock.Remaining)
 		}
-		leases[name(l)] = now
+		leases[name(lock)] = now
 	}
-	for name, before := range f.leases {
+	for name, before := range l.leases {
 		if leases[name].lock.Token != before.lock.Token && before.neglected() && !end.Before(before.lock.Expires) {
 			lapsed = append(lapsed, before.lock)
 		}
 	}
-	f.leases = leases
+	l.leases = leases
 	return lapsed
 }
 
 // Soonest is how soon to look again, so as to see each lease once while it is neglected,
 // before it runs out; at most atMost.
-func (f *Lapses) Soonest(atMost time.Duration) time.Duration {
-	for _, of := range f.leases {
+func (l *Lapses) Soonest(atMost time.Duration) time.Duration {
+	for _, of := range l.leases {
 		atMost = min(atMost, of.longest/3)
 	}
 	return atMost
@@ -52,6 +52,6 @@ func (f *Lapses) Soonest(atMost time.Duration) time.Duration {
 
 // neglected reports a lease that was due to be renewed for long: that happens
 // when a third of the TTL has passed.
-func (l seenLease) neglected() bool { return l.lock.Remaining < l.longest/2 }
+func (sl seenLease) neglected() bool { return sl.lock.Remaining < sl.longest/2 }
 
 func name(l *inspect.Lock) string { return l.Namespace + "\x00" + l.Name }

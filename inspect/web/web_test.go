@@ -154,18 +154,18 @@ type stuck struct {
 	bytes    int
 }
 
-func (w *stuck) SetWriteDeadline(d time.Time) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.deadline = d
+func (s *stuck) SetWriteDeadline(d time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deadline = d
 	return nil
 }
 
-func (w *stuck) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	deadline, full := w.deadline, w.bytes > 0
-	w.bytes += len(b)
-	w.mu.Unlock()
+func (s *stuck) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	deadline, full := s.deadline, s.bytes > 0
+	s.bytes += len(b)
+	s.mu.Unlock()
 	if !full {
 		return len(b), nil
 	}
@@ -176,7 +176,7 @@ func (w *stuck) Write(b []byte) (int, error) {
 	return 0, os.ErrDeadlineExceeded
 }
 
-func (w *stuck) Flush() {}
+func (s *stuck) Flush() {}
 
 func TestASlowViewerIsDroppedAndDelaysNobody(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {

@@ -17,7 +17,7 @@ type bare struct {
 	prepared, closed int
 }
 
-func (c *bare) Prepare(string) (driver.Stmt, error) { c.prepared++; return &stmt{c}, nil }
+func (b *bare) Prepare(string) (driver.Stmt, error) { b.prepared++; return &stmt{b}, nil }
 
 type stmt struct{ c *bare }
 
@@ -32,13 +32,13 @@ type old struct {
 	ran int
 }
 
-func (c *old) Exec(string, []driver.Value) (driver.Result, error) {
-	c.ran++
+func (o *old) Exec(string, []driver.Value) (driver.Result, error) {
+	o.ran++
 	return driver.RowsAffected(1), nil
 }
 
-func (c *old) Query(string, []driver.Value) (driver.Rows, error) {
-	c.ran++
+func (o *old) Query(string, []driver.Value) (driver.Rows, error) {
+	o.ran++
 	return nil, driver.ErrSkip
 }
 

@@ -16,9 +16,9 @@ type panics struct {
 	closed int
 }
 
-func (c *panics) Close() error                       { c.closed++; return nil }
-func (c *panics) IsValid() bool                      { return c.Conn.(driver.Validator).IsValid() }
-func (c *panics) ResetSession(context.Context) error { panic("a reset") }
+func (p *panics) Close() error                       { p.closed++; return nil }
+func (p *panics) IsValid() bool                      { return p.Conn.(driver.Validator).IsValid() }
+func (p *panics) ResetSession(context.Context) error { panic("a reset") }
 
 func TestAPanicIsAnErrorThatSaysWhere(t *testing.T) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))

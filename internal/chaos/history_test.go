@@ -277,9 +277,9 @@ func (h *history) commitsNotBefore(doubtful func(at int64) bool) map[attempt]int
 // covers reports whether a process that stood still, or heard of the server's clock only
 // later, cannot have known better than the belief: its own watch on the lease needs to
 // run, too.
-func (stall event) covers(belief event) bool {
+func (e event) covers(belief event) bool {
 	const wakesUp = 300 * time.Millisecond
-	return belief.Return >= stall.Call && belief.Call <= stall.Return+int64(wakesUp)
+	return belief.Return >= e.Call && belief.Call <= e.Return+int64(wakesUp)
 }
 
 // checkReaders returns the transfers that have read two states of an account under one

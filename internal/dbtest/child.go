@@ -40,12 +40,12 @@ func StartJob(t testing.TB, job, dsn string) *Child {
 
 // Run does the job for which StartJob started this process, and ends the process. In any
 // other process it returns.
-func (jobs Jobs) Run() {
+func (j Jobs) Run() {
 	name := os.Getenv(jobVariable)
 	if name == "" {
 		return
 	}
-	job, known := jobs[name]
+	job, known := j[name]
 	if !known {
 		os.Exit(2)
 	}

@@ -218,9 +218,9 @@ func Random() string { return strings.ToLower(rand.Text()[:12]) }
 // may not end before Wait.
 type Together struct{ sync.WaitGroup }
 
-// Run starts a subtest.
-func (g *Together) Run(t *testing.T, name string, test func(t *testing.T)) {
-	g.Go(func() { t.Run(name, test) })
+// Run starts a subtest of parent.
+func (t *Together) Run(parent *testing.T, name string, test func(*testing.T)) {
+	t.Go(func() { parent.Run(name, test) })
 }
 
 // Beginner is a *sql.DB or *sql.Conn.

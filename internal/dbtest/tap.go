@@ -247,51 +247,51 @@ type tapped struct {
 	loses  bool   // the next answer
 }
 
-func (c *tapped) Read(b []byte) (int, error) {
-	c.tap.mu.Lock()
-	stalled, answer := c.stalled, c.answer
-	c.answer = nil
-	c.tap.mu.Unlock()
+func (t *tapped) Read(b []byte) (int, error) {
+	t.tap.mu.Lock()
+	stalled, answer := t.stalled, t.answer
+	t.answer = nil
+	t.tap.mu.Unlock()
 	if answer != nil {
 		return copy(b, answer), nil
 	}
-	if err := c.await(stalled); err != nil {
+	if err := t.await(stalled); err != nil {
 		return 0, err
 	}
-	c.tap.mu.Lock()
-	late, loses := c.late, c.loses
-	c.tap.mu.Unlock()
+	t.tap.mu.Lock()
+	late, loses := t.late, t.loses
+	t.tap.mu.Unlock()
 	if late {
 		return 0, net.ErrClosed
 	}
-	n, err := c.Conn.Read(b)
+	n, err := t.Conn.Read(b)
 	if loses {
-		c.Conn.Close()
+		t.Conn.Close()
 		return 0, net.ErrClosed
 	}
-	if held := c.await(c.tap.frost()); held != nil {
+	if held := t.await(t.tap.frost()); held != nil {
 		return 0, held
 	}
-	c.answered(b[:n])
+	t.answered(b[:n])
 	return n, err
 }
 
 // await waits until what holds up an answer is closed, the client has closed the
 // connection, or its deadline is over.
-func (c *tapped) await(stalled <-chan struct{}) error {
+func (t *tapped) await(stalled <-chan struct{}) error {
 	if stalled == nil {
 		return nil
 	}
-	c.tap.mu.Lock()
-	deadline := c.deadline
-	c.tap.mu.Unlock()
+	t.tap.mu.Lock()
+	deadline := t.deadline
+	t.tap.mu.Unlock()
 	var over <-chan time.Time
 	if !deadline.IsZero() {
 		over = time.After(time.Until(deadline))
 	}
 	select {
 	case <-stalled:
-	case <-c.gone:
+	case <-t.gone:
 	case <-over:
 		return os.ErrDeadlineExceeded
 	}
@@ -299,83 +299,83 @@ func (c *tapped) await(stalled <-chan struct{}) error {
 }
 
 // answered notes the number of a statement that was prepared.
-func (c *tapped) answered(b []byte) {
-	c.tap.mu.Lock()
-	defer c.tap.mu.Unlock()
-	if c.preparing != "" && len(b) >= 9 && b[4] == 0 {
-		if c.prepared == nil {
-			c.prepared = make(map[uint32]string)
+func (t *tapped) answered(b []byte) {
+	t.tap.mu.Lock()
+	defer t.tap.mu.Unlock()
+	if t.preparing != "" && len(b) >= 9 && b[4] == 0 {
+		if t.prepared == nil {
+			t.prepared = make(map[uint32]string)
 		}
-		c.prepared[binary.LittleEndian.Uint32(b[5:])] = c.preparing
+		t.prepared[binary.LittleEndian.Uint32(b[5:])] = t.preparing
 	}
-	c.preparing = ""
+	t.preparing = ""
 }
 
-func (c *tapped) SetReadDeadline(t time.Time) error {
-	c.tap.mu.Lock()
-	c.deadline = t
-	c.tap.mu.Unlock()
-	return c.Conn.SetReadDeadline(t)
+func (t *tapped) SetReadDeadline(deadline time.Time) error {
+	t.tap.mu.Lock()
+	t.deadline = deadline
+	t.tap.mu.Unlock()
+	return t.Conn.SetReadDeadline(deadline)
 }
 
-func (c *tapped) Write(b []byte) (int, error) {
-	late, fault := c.record(b)
+func (t *tapped) Write(b []byte) (int, error) {
+	late, fault := t.record(b)
 	if fault != nil && fault.Before != nil {
 		fault.Before()
 	}
 	if late || fault != nil && fault.Answer != nil {
 		return len(b), nil
 	}
-	if frost := c.tap.frost(); frost != nil {
+	if frost := t.tap.frost(); frost != nil {
 		select {
 		case <-frost:
-		case <-c.gone:
+		case <-t.gone:
 			return 0, net.ErrClosed
 		}
 	}
-	return c.Conn.Write(b)
+	return t.Conn.Write(b)
 }
 
 // record notes what is sent, and returns whether it is to arrive late, and what else
 // happens to it.
-func (c *tapped) record(b []byte) (late bool, fault *Fault) {
+func (t *tapped) record(b []byte) (late bool, fault *Fault) {
 	text := command(b)
 	if text == "" {
 		return false, nil
 	}
-	t := c.tap
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	tap := t.tap
+	tap.mu.Lock()
+	defer tap.mu.Unlock()
 	of := ""
 	if text == "[execute]" && len(b) >= 9 {
-		of = c.prepared[binary.LittleEndian.Uint32(b[5:])]
+		of = t.prepared[binary.LittleEndian.Uint32(b[5:])]
 	}
 	if sql, ok := strings.CutPrefix(text, "[prepare] "); ok {
-		c.preparing = sql
+		t.preparing = sql
 	}
-	t.log = append(t.log, Command{c.n, text, of})
+	tap.log = append(tap.log, Command{t.n, text, of})
 	begins := func(begin string) bool {
 		return begin != "" && (strings.HasPrefix(text, begin) || strings.HasPrefix(of, begin))
 	}
-	if begins(t.stall) {
-		c.stalled, t.stall = t.stalled, ""
+	if begins(tap.stall) {
+		t.stalled, tap.stall = tap.stalled, ""
 	}
-	if f := t.fault; f != nil && f.At(cmp.Or(of, text)) {
+	if f := tap.fault; f != nil && f.At(cmp.Or(of, text)) {
 		if fault, f.Times = f, f.Times-1; f.Times <= 0 {
-			t.fault = nil
+			tap.fault = nil
 		}
-		t.struck++
-		c.loses = f.Lost
+		tap.struck++
+		t.loses = f.Lost
 		if refused := (*mysql.MySQLError)(nil); errors.As(f.Answer, &refused) {
-			c.answer = packet(refused)
+			t.answer = packet(refused)
 		}
 	}
-	if !begins(t.late) {
+	if !begins(tap.late) {
 		return false, fault
 	}
-	t.late, c.late = "", true
-	c.stalled = c.gone // the answer does not arrive either
-	go c.arrive(bytes.Clone(b), t.let, t.lateDone)
+	tap.late, t.late = "", true
+	t.stalled = t.gone // the answer does not arrive either
+	go t.arrive(bytes.Clone(b), tap.let, tap.lateDone)
 	return true, fault
 }
 
@@ -387,12 +387,12 @@ func packet(err *mysql.MySQLError) []byte {
 }
 
 // arrive sends a statement whose client has gone.
-func (c *tapped) arrive(b []byte, let <-chan struct{}, done chan<- struct{}) {
+func (t *tapped) arrive(b []byte, let <-chan struct{}, done chan<- struct{}) {
 	<-let
-	if _, err := c.Conn.Write(b); err == nil {
-		_, _ = c.Conn.Read(make([]byte, 1))
+	if _, err := t.Conn.Write(b); err == nil {
+		_, _ = t.Conn.Read(make([]byte, 1))
 	}
-	c.Conn.Close()
+	t.Conn.Close()
 	close(done)
 }
 
@@ -418,17 +418,17 @@ func command(b []byte) string {
 	return fmt.Sprintf("[command %d]", b[4])
 }
 
-func (c *tapped) Close() error {
-	c.tap.mu.Lock()
-	delete(c.tap.open, c)
-	late := c.late
-	c.tap.mu.Unlock()
-	c.once.Do(func() { close(c.gone) })
+func (t *tapped) Close() error {
+	t.tap.mu.Lock()
+	delete(t.tap.open, t)
+	late := t.late
+	t.tap.mu.Unlock()
+	t.once.Do(func() { close(t.gone) })
 	if late {
 		return nil
 	}
-	return c.Conn.Close()
+	return t.Conn.Close()
 }
 
 // SyscallConn lets the driver see that an idle connection is dead.
-func (c *tapped) SyscallConn() (syscall.RawConn, error) { return c.Conn.(syscall.Conn).SyscallConn() }
+func (t *tapped) SyscallConn() (syscall.RawConn, error) { return t.Conn.(syscall.Conn).SyscallConn() }

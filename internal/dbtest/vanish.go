@@ -48,30 +48,30 @@ type vanishedConn struct {
 	v *Vanishing
 }
 
-func (c *vanishedConn) vanished() bool {
+func (vc *vanishedConn) vanished() bool {
 	select {
-	case <-c.v.gone:
-		<-c.v.Over
+	case <-vc.v.gone:
+		<-vc.v.Over
 		return true
 	default:
 		return false
 	}
 }
 
-func (c *vanishedConn) Write(b []byte) (int, error) {
-	if c.vanished() {
+func (vc *vanishedConn) Write(b []byte) (int, error) {
+	if vc.vanished() {
 		return 0, net.ErrClosed
 	}
-	n, err := c.Conn.Write(b)
+	n, err := vc.Conn.Write(b)
 	select {
-	case <-c.v.Armed:
-		at := c.v.at
+	case <-vc.v.Armed:
+		at := vc.v.at
 		if at == nil {
 			at = []string{"MAX(r.token = "}
 		}
 		for _, text := range at {
 			if strings.Contains(string(b), text) {
-				c.v.once.Do(func() { close(c.v.gone) })
+				vc.v.once.Do(func() { close(vc.v.gone) })
 			}
 		}
 	default:
@@ -79,19 +79,19 @@ func (c *vanishedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (c *vanishedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.vanished() {
+func (vc *vanishedConn) Read(b []byte) (int, error) {
+	n, err := vc.Conn.Read(b)
+	if vc.vanished() {
 		return 0, net.ErrClosed
 	}
 	return n, err
 }
 
-func (c *vanishedConn) Close() error {
+func (vc *vanishedConn) Close() error {
 	select {
-	case <-c.v.gone:
-		<-c.v.Over
+	case <-vc.v.gone:
+		<-vc.v.Over
 	default:
 	}
-	return c.Conn.Close()
+	return vc.Conn.Close()
 }

@@ -452,23 +452,23 @@ type stmt struct {
 	text string
 }
 
-func (t *stmt) Close() error {
-	t.c.s.mu.Lock()
-	defer t.c.s.mu.Unlock()
-	return t.c.s.closed()
+func (s *stmt) Close() error {
+	s.c.s.mu.Lock()
+	defer s.c.s.mu.Unlock()
+	return s.c.s.closed()
 }
 
-func (t *stmt) NumInput() int { return strings.Count(t.text, "?") }
+func (s *stmt) NumInput() int { return strings.Count(s.text, "?") }
 
-func (t *stmt) Exec([]driver.Value) (driver.Result, error) { return nil, driver.ErrSkip }
-func (t *stmt) Query([]driver.Value) (driver.Rows, error)  { return nil, driver.ErrSkip }
+func (s *stmt) Exec([]driver.Value) (driver.Result, error) { return nil, driver.ErrSkip }
+func (s *stmt) Query([]driver.Value) (driver.Rows, error)  { return nil, driver.ErrSkip }
 
-func (t *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	return t.c.ExecContext(ctx, t.text, args)
+func (s *stmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return s.c.ExecContext(ctx, s.text, args)
 }
 
-func (t *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	return t.c.QueryContext(ctx, t.text, args)
+func (s *stmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return s.c.QueryContext(ctx, s.text, args)
 }
 
 // reply is a statement's answer, and its rows.

@@ -24,10 +24,10 @@ type statement struct {
 type statements []statement
 
 // doing is what does the statement; nil if it is of none of the kinds.
-func (all statements) doing(text string) doing {
-	for _, s := range all {
-		if s.is(text) {
-			return s.do
+func (s statements) doing(text string) doing {
+	for _, one := range s {
+		if one.is(text) {
+			return one.do
 		}
 	}
 	return nil

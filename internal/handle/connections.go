@@ -14,7 +14,7 @@ import (
 )
 
 // Apps are the connections for statements of the application, of a handle with a budget.
-func (k *Handle) Apps() *pool.Pool { return k.apps }
+func (h *Handle) Apps() *pool.Pool { return h.apps }
 
 // reservedConns is how many connections of a budget are for control alone: one that waits
 // for a row must not keep a waiter from being killed.
@@ -31,23 +31,23 @@ const lockKinds = 2
 
 // App takes a connection for statements of the application, from a budget; wait is as for
 // acquire.
-func (k *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
-	k.waiters.Add(1)
-	defer k.waiters.Add(-1)
-	link, err := k.acquire(ctx, k.apps, by, wait)
+func (h *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
+	h.waiters.Add(1)
+	defer h.waiters.Add(-1)
+	link, err := h.acquire(ctx, h.apps, by, wait)
 	return link, pool.ExplainFull(err)
 }
 
 // Session takes a session. by.Beside says that the caller has a connection of database/sql in its hand for as long
 // as it needs the session.
-func (k *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
+func (h *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
 	by.Pooled = by.Pooled && !by.Beside && !l.sessions.Ready()
-	ctx, done, err := k.waiting(ctx, by, Sought{})
+	ctx, done, err := h.waiting(ctx, by, Sought{})
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return k.acquire(ctx, l.sessions, by, wait)
+	return h.acquire(ctx, l.sessions, by, wait)
 }
 
 // Short says which bound keeps a caller from a session now; nil for none.
@@ -59,9 +59,9 @@ func (l *Locks) Far() bool { return l.sessions.Far() }
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in
 // database/sql. Only if for the length of wait, and for a second, it has not moved up, it
 // gives up: all connections may be held by units of work that need one more each.
-func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
+func (h *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
 	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer, Beside: by.Beside}
-	if k.Bounded() {
+	if h.Bounded() {
 		as.Urgent, as.Waits = by.Urgent, by.Waits
 	}
 	link, err := p.AcquireAs(ctx, as)
@@ -73,41 +73,41 @@ func (k *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time
 
 // Sample is a connection of the base driver, which may be closed or in use: for what all
 // of them have in common. It calls open if none was opened yet.
-func (k *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (driver.Conn, error) {
-	if sample := k.sample.Load(); sample != nil {
+func (h *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (driver.Conn, error) {
+	if sample := h.sample.Load(); sample != nil {
 		return *sample, nil
 	}
 	select {
-	case k.sampling <- struct{}{}: // all callers of a new handle come at once, and one connection is enough
-		defer func() { <-k.sampling }()
+	case h.sampling <- struct{}{}: // all callers of a new handle come at once, and one connection is enough
+		defer func() { <-h.sampling }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if sample := k.sample.Load(); sample != nil {
+	if sample := h.sample.Load(); sample != nil {
 		return *sample, nil
 	}
 	conn, err := open()
 	if err == nil {
-		k.sample.Store(&conn)
+		h.sample.Store(&conn)
 	}
 	return conn, err
 }
 
 // connect opens a connection for a session, which will do for a sample: callers that have all
 // connections of the budget as their sessions may need one to go on.
-func (k *Handle) connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := k.connectOr(ctx, k.open.Session, k.open.Base)
+func (h *Handle) connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := h.connectOr(ctx, h.open.Session, h.open.Base)
 	if err == nil {
-		k.sample.CompareAndSwap(nil, &conn)
+		h.sample.CompareAndSwap(nil, &conn)
 	}
 	return conn, err
 }
 
 // connectOr opens a connection of several, or one of single: what lies between here and
 // the server may refuse connections that could run several statements in a text.
-func (k *Handle) connectOr(ctx context.Context, several, single driver.Connector) (driver.Conn, error) {
+func (h *Handle) connectOr(ctx context.Context, several, single driver.Connector) (driver.Conn, error) {
 	conn, err := several.Connect(ctx)
-	if k.open.Splits && server.Unsupported(err) {
+	if h.open.Splits && server.Unsupported(err) {
 		return single.Connect(ctx)
 	}
 	return conn, err
@@ -115,8 +115,8 @@ func (k *Handle) connectOr(ctx context.Context, several, single driver.Connector
 
 // RunsTexts reports whether the base driver runs statements without preparing them. If it
 // does not, a statement that it is asked to prepare need not be one that will run again.
-func (k *Handle) RunsTexts() bool {
-	sample := k.sample.Load()
+func (h *Handle) RunsTexts() bool {
+	sample := h.sample.Load()
 	if sample == nil {
 		return false
 	}
@@ -132,16 +132,16 @@ var ErrUnusable = lockerr.With(lockerr.ErrExhausted, errors.New(
 
 // WatchesPool reports whether [Handle.SeePool] is worth a call: with a budget
 // database/sql should bound nothing, and an observer is told once if it does.
-func (k *Handle) WatchesPool() bool {
-	return k.Bounded() && k.Settings.Observe != nil && !k.poolBound.Load()
+func (h *Handle) WatchesPool() bool {
+	return h.Bounded() && h.Settings.Observe != nil && !h.poolBound.Load()
 }
 
 // SeePool looks at what database/sql counts of a handle with a budget.
-func (k *Handle) SeePool(s sql.DBStats) {
-	bound, budget := s.MaxOpenConnections, k.Settings.MaxConns
-	if bound == 0 || bound > budget && s.WaitCount == 0 || k.poolBound.Swap(true) {
+func (h *Handle) SeePool(s sql.DBStats) {
+	bound, budget := s.MaxOpenConnections, h.Settings.MaxConns
+	if bound == 0 || bound > budget && s.WaitCount == 0 || h.poolBound.Swap(true) {
 		return
 	}
-	k.advise(fmt.Errorf("mysqllock: with maxConns=%d SetMaxOpenConns(%d) bounds callers, not connections:"+
+	h.advise(fmt.Errorf("mysqllock: with maxConns=%d SetMaxOpenConns(%d) bounds callers, not connections:"+
 		" those that wait for a lock can keep its holder waiting; leave SetMaxOpenConns alone", budget, bound))
 }

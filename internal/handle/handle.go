@@ -110,40 +110,40 @@ type Handle struct {
 // New returns a handle that is to be closed. It connects to nothing.
 func New(open Connectors, s Settings) *Handle {
 	ctx, stop := context.WithCancel(context.Background())
-	k := &Handle{open: open, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
-	k.StarvationGuard.met = k.boundMet
+	h := &Handle{open: open, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
+	h.StarvationGuard.met = h.boundMet
 	if s.MaxConns > 0 {
-		k.sampling = make(chan struct{}, 1)
-		k.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
-		k.endKills = k.conns.KillClosed(k.killing())
-		k.apps = pool.New(pool.Config{Connect: open.Base.Connect, Max: s.MaxConns, Budget: k.conns, Bare: true})
+		h.sampling = make(chan struct{}, 1)
+		h.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
+		h.endKills = h.conns.KillClosed(h.killing())
+		h.apps = pool.New(pool.Config{Connect: open.Base.Connect, Max: s.MaxConns, Budget: h.conns, Bare: true})
 	}
-	return k
+	return h
 }
 
 // Close ends every session, rolling back what is open on it, and closes the driver's
 // own connections.
-func (k *Handle) Close() {
-	k.stop()
-	k.StarvationGuard.stop()
-	if k.Bounded() {
-		k.apps.Shut() // those in use belong to database/sql, which closes them
+func (h *Handle) Close() {
+	h.stop()
+	h.StarvationGuard.stop()
+	if h.Bounded() {
+		h.apps.Shut() // those in use belong to database/sql, which closes them
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, l := range append(k.former, k.locks.Swap(nil)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range append(h.former, h.locks.Swap(nil)) {
 		if l != nil {
 			l.close()
 		}
 	}
-	if k.Bounded() {
-		k.endKills()
+	if h.Bounded() {
+		h.endKills()
 	}
 }
 
 // RenewNow has all leases of the handle renewed at once: see [lease.Locker.RenewNow].
-func (k *Handle) RenewNow() {
-	if l := k.locks.Load(); l != nil {
+func (h *Handle) RenewNow() {
+	if l := h.locks.Load(); l != nil {
 		l.leases.RenewNow()
 	}
 }
@@ -158,45 +158,45 @@ type Stats struct {
 }
 
 // Stats returns the counts of now.
-func (k *Handle) Stats() Stats {
-	l := k.locks.Load()
+func (h *Handle) Stats() Stats {
+	l := h.locks.Load()
 	s := Stats{
-		Stats:      pool.Stats{Max: k.Settings.LockMaxConns},
-		OldestWait: k.waits.oldest(), OldestHold: k.held.oldest(), MaxConns: k.Settings.MaxConns,
+		Stats:      pool.Stats{Max: h.Settings.LockMaxConns},
+		OldestWait: h.waits.oldest(), OldestHold: h.held.oldest(), MaxConns: h.Settings.MaxConns,
 	}
-	if k.Bounded() {
-		s.App = k.apps.Stat()
+	if h.Bounded() {
+		s.App = h.apps.Stat()
 		s.OldestWait = max(s.OldestWait, s.App.OldestWait)
-		_, _, s.Reserved = k.conns.Shortage()
+		_, _, s.Reserved = h.conns.Shortage()
 	}
 	if l != nil {
 		s.Stats, s.Leases, s.Advisory, s.Control = l.sessions.Stat(), l.leasing.Stat(), l.advising.Stat(), l.Control.Stat()
-		s.Waiters = int(k.waiters.Load())
+		s.Waiters = int(h.waiters.Load())
 	}
 	return s
 }
 
 // Holds reports whether a lock is held, or a unit of work is open.
-func (k *Handle) Holds() bool {
-	l := k.locks.Load()
-	return k.held.any() || l != nil && l.inUse()
+func (h *Handle) Holds() bool {
+	l := h.locks.Load()
+	return h.held.any() || l != nil && l.inUse()
 }
 
 // Doubt notes that the server may not be what it was.
-func (k *Handle) Doubt() { k.doubt.Store(true) }
+func (h *Handle) Doubt() { h.doubt.Store(true) }
 
 // Closed reports whether the handle is closed.
-func (k *Handle) Closed() bool { return k.ctx.Err() != nil }
+func (h *Handle) Closed() bool { return h.ctx.Err() != nil }
 
 // OnClose has f called when the handle is closed, unless stop is called before.
-func (k *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc(k.ctx, f) }
+func (h *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc(h.ctx, f) }
 
 // Manual reports whether new connections are not in autocommit, if anybody has looked yet.
-func (k *Handle) Manual() (manual, known bool) { return k.manual.Load(), k.locks.Load() != nil }
+func (h *Handle) Manual() (manual, known bool) { return h.manual.Load(), h.locks.Load() != nil }
 
 // ByCalls reports whether transactions on sessions begin and end by calls of the base driver, where the application
 // has made its connector itself, and may be looking for them.
-func (k *Handle) ByCalls() bool { return !k.open.Several }
+func (h *Handle) ByCalls() bool { return !h.open.Several }
 
 // Bounded reports whether the handle has a budget of connections (maxConns).
-func (k *Handle) Bounded() bool { return k.apps != nil }
+func (h *Handle) Bounded() bool { return h.apps != nil }

@@ -55,37 +55,37 @@ func holdingsOf(s *hint.LockContext) *holdings {
 
 // Enter notes that a unit of work holds p until Leave. apart: it is held beside the connections of
 // database/sql.
-func (k *Handle) Enter(p strategy.Resource, apart bool) *Held {
-	h := k.enter(&Held{Resource: p, k: k, lockCtx: p.LockContext, apart: apart})
+func (h *Handle) Enter(p strategy.Resource, apart bool) *Held {
+	held := h.enter(&Held{Resource: p, k: h, lockCtx: p.LockContext, apart: apart})
 	if p.LockContext != nil {
 		all := holdingsOf(p.LockContext)
 		all.mu.Lock()
 		defer all.mu.Unlock()
-		all.held = append(all.held, h)
+		all.held = append(all.held, held)
 	}
-	return h
+	return held
 }
 
 // EnterHold is Enter for a hold that was taken in lockCtx; nil outside of any.
-func (k *Handle) EnterHold(p strategy.Resource, lockCtx *hint.LockContext) *Held {
-	return k.enter(&Held{Resource: p, k: k, lockCtx: lockCtx, apart: true})
+func (h *Handle) EnterHold(p strategy.Resource, lockCtx *hint.LockContext) *Held {
+	return h.enter(&Held{Resource: p, k: h, lockCtx: lockCtx, apart: true})
 }
 
-func (k *Handle) enter(h *Held) *Held {
-	if !h.Traits.Excludes {
-		return h
+func (h *Handle) enter(held *Held) *Held {
+	if !held.Traits.Excludes {
+		return held
 	}
-	h.since = time.Now()
-	if h.apart {
-		k.StarvationGuard.hold()
+	held.since = time.Now()
+	if held.apart {
+		h.StarvationGuard.hold()
 	}
-	k.held.mu.Lock()
-	defer k.held.mu.Unlock()
-	if k.held.on == nil {
-		k.held.on = make(map[string][]*Held)
+	h.held.mu.Lock()
+	defer h.held.mu.Unlock()
+	if h.held.on == nil {
+		h.held.on = make(map[string][]*Held)
 	}
-	k.held.on[h.Row] = append(k.held.on[h.Row], h)
-	return h
+	h.held.on[held.Row] = append(h.held.on[held.Row], held)
+	return held
 }
 
 // Until notes that h ends with the context of which that is the Done.
@@ -109,15 +109,15 @@ func (h *Held) Leave() {
 }
 
 // leave takes h out, and reports whether it was in.
-func (o *heldLocks) leave(h *Held) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	at := slices.Index(o.on[h.Row], h)
+func (hl *heldLocks) leave(h *Held) bool {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	at := slices.Index(hl.on[h.Row], h)
 	if at < 0 {
 		return false
 	}
-	if o.on[h.Row] = slices.Delete(o.on[h.Row], at, at+1); len(o.on[h.Row]) == 0 {
-		delete(o.on, h.Row)
+	if hl.on[h.Row] = slices.Delete(hl.on[h.Row], at, at+1); len(hl.on[h.Row]) == 0 {
+		delete(hl.on, h.Row)
 	}
 	if h.over != nil {
 		close(h.over)
@@ -126,17 +126,17 @@ func (o *heldLocks) leave(h *Held) bool {
 }
 
 // any reports whether something is held.
-func (o *heldLocks) any() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.on) > 0
+func (hl *heldLocks) any() bool {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	return len(hl.on) > 0
 }
 
 // oldest is for how long the oldest is held; 0 without any. A leadership is to last.
-func (o *heldLocks) oldest() (age time.Duration) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, on := range o.on {
+func (hl *heldLocks) oldest() (age time.Duration) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	for _, on := range hl.on {
 		for _, h := range on {
 			if !h.Leadership {
 				age = max(age, time.Since(h.since))
@@ -149,25 +149,25 @@ func (o *heldLocks) oldest() (age time.Duration) {
 // Recognised completes the holder in err, of a request for resources in lockCtx, where it is
 // this handle. A key that is held exclusively has no other holder; of a shared one the
 // name that it goes by has to be ours.
-func (k *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...strategy.Resource) error {
+func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...strategy.Resource) error {
 	var e *lockerr.Error
 	if !errors.As(err, &e) || e.Holder == nil {
 		return err
 	}
-	k.held.mu.Lock()
-	defer k.held.mu.Unlock()
+	h.held.mu.Lock()
+	defer h.held.mu.Unlock()
 	for _, p := range resources {
 		space := p.Space()
 		if p.Traits.Table && !p.Traits.Excludes {
 			space = strategy.Rows // it waits for those who exclude
 		}
-		for _, h := range k.held.on[p.Row] {
-			if h.Space() != space || h.Shared && e.Holder.Program != k.Settings.Owner {
+		for _, held := range h.held.on[p.Row] {
+			if held.Space() != space || held.Shared && e.Holder.Program != h.Settings.Owner {
 				continue
 			}
 			holder := *e.Holder // others may have it, too
 			holder.ThisProcess = true
-			holder.ThisContext = holder.ThisContext || h.lockCtx != nil && h.lockCtx == lockCtx
+			holder.ThisContext = holder.ThisContext || held.lockCtx != nil && held.lockCtx == lockCtx
 			e.Holder = &holder
 		}
 	}
@@ -176,11 +176,11 @@ func (k *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...s
 
 // Explained completes err, with which a statement without a lock context has failed, where
 // that is the error of a row that stayed locked: by a transaction of this handle, perhaps.
-func (k *Handle) Explained(err error) error {
+func (h *Handle) Explained(err error) error {
 	if !server.Locked(err) {
 		return err
 	}
-	keys := k.held.inTransactions()
+	keys := h.held.inTransactions()
 	if len(keys) == 0 {
 		return err
 	}
@@ -196,10 +196,10 @@ func (k *Handle) Explained(err error) error {
 }
 
 // inTransactions returns the keys that are held in transactions.
-func (o *heldLocks) inTransactions() (keys []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, on := range o.on {
+func (hl *heldLocks) inTransactions() (keys []string) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	for _, on := range hl.on {
 		for _, h := range on {
 			if h.Traits.Inside {
 				keys = append(keys, strconv.Quote(h.Key))
@@ -214,10 +214,10 @@ func (o *heldLocks) inTransactions() (keys []string) {
 const givingBack = time.Second
 
 // AwaitEnding waits until what is held of resources although its context has ended was given back.
-func (k *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource) {
+func (h *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource) {
 	var limit <-chan time.Time
 	for {
-		over := k.held.ending(resources)
+		over := h.held.ending(resources)
 		if over == nil {
 			return
 		}
@@ -238,11 +238,11 @@ func (k *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource)
 
 // ending returns a channel that is closed when a lock on one of resources was given back whose
 // context has ended; nil where there is none.
-func (o *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
 	for _, p := range resources {
-		for _, h := range o.on[p.Row] {
+		for _, h := range hl.on[p.Row] {
 			if h.Traits.Table != p.Traits.Table { // in the table, row locks and leases exclude each other
 				continue
 			}
@@ -262,8 +262,8 @@ func (o *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 
 // HeldElsewhere reports whether units of work of the lock context hold something through
 // other handles.
-func (k *Handle) HeldElsewhere(s *hint.LockContext) bool {
-	return k.elsewhere(s, func(*Held) bool { return true })
+func (h *Handle) HeldElsewhere(s *hint.LockContext) bool {
+	return h.elsewhere(s, func(*Held) bool { return true })
 }
 
 // Read notes that a query in a transaction, or hold, that has h has returned data.
@@ -272,19 +272,19 @@ func (h *Held) Read() { h.read.Store(true) }
 // ReadElsewhere reports whether the lock context has read, in a transaction or hold that is still
 // open, under a version of another handle. That keeps nobody out, and is not compared if what was
 // decided is written through this one.
-func (k *Handle) ReadElsewhere(s *hint.LockContext) bool {
-	return k.elsewhere(s, func(h *Held) bool { return !h.Traits.Excludes && h.read.Load() })
+func (h *Handle) ReadElsewhere(s *hint.LockContext) bool {
+	return h.elsewhere(s, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
 }
 
 // elsewhere reports whether something that the lock context holds through another handle is so.
-func (k *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
+func (h *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
 	if s == nil {
 		return false
 	}
 	all := holdingsOf(s)
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return slices.ContainsFunc(all.held, func(h *Held) bool { return h.k != k && is(h) })
+	return slices.ContainsFunc(all.held, func(held *Held) bool { return held.k != h && is(held) })
 }
 
 // Taken returns an error where another unit of work has one of resources, which the one that asks with
@@ -292,22 +292,22 @@ func (k *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
 // handle or, unless only that is looked for, in another transaction of this one.
 // To wait for that would be to wait for oneself, or often would be; and a version that is remembered
 // anew is not the one under which the lock context may have read.
-func (k *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
+func (h *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
 	if s == nil || len(resources) == 0 {
 		return nil
 	}
 	all := holdingsOf(s)
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	for _, h := range all.held {
+	for _, held := range all.held {
 		for _, p := range resources {
 			why := ""
 			switch {
-			case !h.SameAs(p):
-			case h.k != k && h.k.Shares(k, p.Strategy):
+			case !held.SameAs(p):
+			case held.k != h && held.k.Shares(h, p.Strategy):
 				why = "this lock context of this process already holds the key through another database handle," +
 					" and this statement would not be part of that transaction; use that handle, or lockctx.Without"
-			case h.k == k && !onlyElsewhere && p.Slots == 0 && (!h.Shared || !p.Shared):
+			case held.k == h && !onlyElsewhere && p.Slots == 0 && (!held.Shared || !p.Shared):
 				why = "this lock context has asked for the key in another transaction of this process," +
 					" of which this statement would not be part; use that transaction, or end it first"
 			}
@@ -336,11 +336,11 @@ func (l *Locks) where(strategy string) string {
 }
 
 // Shares reports whether a key means the same lock on both handles.
-func (k *Handle) Shares(other *Handle, strategy string) bool {
-	if k == other {
+func (h *Handle) Shares(other *Handle, strategy string) bool {
+	if h == other {
 		return true
 	}
-	a, b := k.locks.Load(), other.locks.Load()
+	a, b := h.locks.Load(), other.locks.Load()
 	if a == nil || b == nil {
 		return false
 	}
@@ -350,9 +350,9 @@ func (k *Handle) Shares(other *Handle, strategy string) bool {
 
 // SameServer reports whether both handles lead to one server, or cluster. Before it
 // says no it asks both: after a failover one may not have looked yet.
-func (k *Handle) SameServer(ctx context.Context, other *Handle) (bool, error) {
+func (h *Handle) SameServer(ctx context.Context, other *Handle) (bool, error) {
 	for asked := false; ; asked = true {
-		here, err := k.Use(ctx, nil)
+		here, err := h.Use(ctx, nil)
 		if err != nil {
 			return false, err
 		}
@@ -365,7 +365,7 @@ func (k *Handle) SameServer(ctx context.Context, other *Handle) (bool, error) {
 		if same || asked {
 			return same, nil
 		}
-		k.doubt.Store(true)
+		h.doubt.Store(true)
 		other.doubt.Store(true)
 	}
 }

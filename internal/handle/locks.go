@@ -57,26 +57,26 @@ type Locks struct {
 	later *strategy.Running // work that its caller did not wait for
 }
 
-// Use returns what is needed for the locks of h, making it at first use; h is nil
+// Use returns what is needed for the locks of hinted, making it at first use; hinted is nil
 // for what needs none. Making it does not end with ctx, so that callers in a hurry
 // do not start it over and over. A failure is not remembered: the next hint tries
 // again.
-func (k *Handle) Use(ctx context.Context, h *hint.Hint) (*Locks, error) {
-	if l := k.locks.Load(); l != nil && (l.tableReady.Load() || !k.inTable(h)) && !k.doubt.Load() && k.ctx.Err() == nil {
+func (h *Handle) Use(ctx context.Context, hinted *hint.Hint) (*Locks, error) {
+	if l := h.locks.Load(); l != nil && (l.tableReady.Load() || !h.inTable(hinted)) && !h.doubt.Load() && h.ctx.Err() == nil {
 		return l, nil
 	}
-	inTable := k.inTable(h)
-	made := k.making.DoChan(strconv.FormatBool(inTable), func() (any, error) { return k.provide(inTable) })
+	inTable := h.inTable(hinted)
+	made := h.making.DoChan(strconv.FormatBool(inTable), func() (any, error) { return h.provide(inTable) })
 	select {
 	case r := <-made:
 		switch {
-		case k.ctx.Err() != nil:
+		case h.ctx.Err() != nil:
 			return nil, lockerr.ErrClosed
 		case r.Err != nil:
 			return nil, r.Err
 		}
 		return r.Val.(*Locks), nil
-	case <-k.ctx.Done(): // Close has k.mu, for which provide waits, and waits for units whose turn the caller may have
+	case <-h.ctx.Done(): // Close has h.mu, for which provide waits, and waits for units whose turn the caller may have
 		return nil, lockerr.ErrClosed
 	case <-ctx.Done():
 		return nil, strategy.Silent(ctx)
@@ -85,49 +85,49 @@ func (k *Handle) Use(ctx context.Context, h *hint.Hint) (*Locks, error) {
 
 // provide returns what is needed for locks on the server as it is now, with the
 // lock table where they are to be in it.
-func (k *Handle) provide(inTable bool) (*Locks, error) {
-	k.mu.Lock() // Close waits until we are done
-	defer k.mu.Unlock()
-	if k.ctx.Err() != nil {
+func (h *Handle) provide(inTable bool) (*Locks, error) {
+	h.mu.Lock() // Close waits until we are done
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil {
 		return nil, lockerr.ErrClosed
 	}
-	ctx, cancel := server.Within(k.ctx, 20*time.Second)
+	ctx, cancel := server.Within(h.ctx, 20*time.Second)
 	defer cancel()
-	l, err := k.current(ctx)
+	l, err := h.current(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if l != nil {
-		return l, k.ensureTable(ctx, l, inTable)
+		return l, h.ensureTable(ctx, l, inTable)
 	}
-	if l, err = k.newLocks(ctx); err != nil {
+	if l, err = h.newLocks(ctx); err != nil {
 		return nil, err
 	}
-	if err := k.ensureTable(ctx, l, inTable); err != nil {
+	if err := h.ensureTable(ctx, l, inTable); err != nil {
 		l.close()
 		return nil, err
 	}
-	k.locks.Store(l)
+	h.locks.Store(l)
 	return l, nil
 }
 
 // current returns what was made for the server as it is now: nil where nothing was
-// yet, and an error where nothing can be locked on it. k.mu is the caller's.
-func (k *Handle) current(ctx context.Context) (*Locks, error) {
-	l := k.locks.Load()
-	if l == nil || !k.doubt.Load() {
+// yet, and an error where nothing can be locked on it. h.mu is the caller's.
+func (h *Handle) current(ctx context.Context) (*Locks, error) {
+	l := h.locks.Load()
+	if l == nil || !h.doubt.Load() {
 		return l, nil
 	}
 	ctx, cancel := server.Within(ctx, 3*time.Second) // others wait for this
 	defer cancel()
-	conn, closed, err := k.fresh(ctx, k.open.Base)
+	conn, closed, err := h.fresh(ctx, h.open.Base)
 	if err != nil {
 		return l, nil // what l is asked for will say why
 	}
 	defer closed()
 	info, err := server.Probe(ctx, conn)
 	if err == nil {
-		err = k.reliable(info)
+		err = h.reliable(info)
 	}
 	if err == nil && info.Router {
 		err = server.NotSplit(ctx, conn)
@@ -138,10 +138,10 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 	if err != nil {
 		return l, nil
 	}
-	if err := info.Writable(); err != nil && !k.Settings.Unsafe {
+	if err := info.Writable(); err != nil && !h.Settings.Unsafe {
 		return nil, err
 	}
-	k.doubt.Store(false)
+	h.doubt.Store(false)
 	if info.Alike(l.Info()) {
 		l.server.Store(&info)
 		return l, nil
@@ -149,57 +149,57 @@ func (k *Handle) current(ctx context.Context) (*Locks, error) {
 	// Who uses l goes on. It is used again where the server is what it was, so that
 	// there are no more of them than there are kinds of servers.
 	l.keep(false)
-	at := slices.IndexFunc(k.former, func(f *Locks) bool { return f.Info().Alike(info) })
+	at := slices.IndexFunc(h.former, func(f *Locks) bool { return f.Info().Alike(info) })
 	if at < 0 {
-		k.former = append(k.former, l)
-		k.locks.Store(nil)
+		h.former = append(h.former, l)
+		h.locks.Store(nil)
 		return nil, nil
 	}
-	k.former[at], l = l, k.former[at]
+	h.former[at], l = l, h.former[at]
 	l.keep(true)
 	l.server.Store(&info)
-	k.locks.Store(l)
+	h.locks.Store(l)
 	return l, nil
 }
 
 // Suspect notes a failure after which the server may not be what it was: a failover
 // makes another one of it, and changes roles.
-func (k *Handle) Suspect(err error) {
+func (h *Handle) Suspect(err error) {
 	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) || errors.Is(err, server.ErrStatementLog) {
-		k.doubt.Store(true)
+		h.doubt.Store(true)
 	}
 }
 
-// inTable reports whether the lock table keeps any lock of h. Advisory locks need
+// inTable reports whether the lock table keeps any lock of hinted. Advisory locks need
 // neither the table nor a privilege on it.
-func (k *Handle) inTable(h *hint.Hint) bool {
-	return h != nil && slices.ContainsFunc(h.Locks, func(lock hint.Lock) bool {
-		return traitsOf(k.kind(lock.Kind).Strategy).Table
+func (h *Handle) inTable(hinted *hint.Hint) bool {
+	return hinted != nil && slices.ContainsFunc(hinted.Locks, func(lock hint.Lock) bool {
+		return traitsOf(h.kind(lock.Kind).Strategy).Table
 	})
 }
 
 // newLocks makes what is needed for locks on the server as it is now, all but the
 // lock table.
-func (k *Handle) newLocks(ctx context.Context) (*Locks, error) {
-	l := &Locks{open: make(map[any]func(error)), ctx: k.ctx, later: strategy.NewRunning()}
+func (h *Handle) newLocks(ctx context.Context) (*Locks, error) {
+	l := &Locks{open: make(map[any]func(error)), ctx: h.ctx, later: strategy.NewRunning()}
 	var found atomic.Pointer[server.Info]
-	k.makePools(l, &found)
-	info, err := k.ask(ctx, l.Control, &found)
+	h.makePools(l, &found)
+	info, err := h.ask(ctx, l.Control, &found)
 	if err != nil {
 		for _, p := range []*pool.Pool{l.sessions, l.leasing, l.advising, l.Control} {
 			p.Close()
 		}
 		return nil, err
 	}
-	k.makeStrategies(l, info)
-	l.KeepAlive = pool.NewKeepAlive(k.Settings.TTL.Truncate(time.Second), info.Silence)
+	h.makeStrategies(l, info)
+	l.KeepAlive = pool.NewKeepAlive(h.Settings.TTL.Truncate(time.Second), info.Silence)
 	return l, nil
 }
 
 // makePools makes the pools of connections. It opens none. The first connection is one for control,
 // and notes in found what the server is.
-func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
-	s := k.Settings
+func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
+	s := h.Settings
 	plain := func(settings string) func() string {
 		return func() string {
 			if info := found.Load(); info != nil {
@@ -209,42 +209,42 @@ func (k *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 		}
 	}
 	sessions, others, othersAre := s.LockMaxConns, s.LockMaxConns, "lockMaxConns"
-	if k.Bounded() {
+	if h.Bounded() {
 		sessions = min(sessions, s.MaxConns)
 		if most := max(1, s.MaxConns/4); most < others { // some of them are kept for long: the rest is for units of work
 			others, othersAre = most, "a quarter of maxConns"
 		}
 	}
-	control := k.control()
-	control.BeforeSetup, control.SetupInstead = k.recognise(found), plain("autocommit = 1")
-	control.Check, control.Uses = k.found, "the driver's own statements"
-	control.Max, control.Budget, control.Control = controlConns, k.conns, true
+	control := h.control()
+	control.BeforeSetup, control.SetupInstead = h.recognise(found), plain("autocommit = 1")
+	control.Check, control.Uses = h.found, "the driver's own statements"
+	control.Max, control.Budget, control.Control = controlConns, h.conns, true
 	l.Control = pool.New(control)
 	var several func(context.Context, *pool.Conn) (bool, error)
-	if k.open.Several {
+	if h.open.Several {
 		several = func(ctx context.Context, c *pool.Conn) (bool, error) {
-			return k.packets.takes(ctx, c, found.Load().Flavour)
+			return h.packets.takes(ctx, c, found.Load().Flavour)
 		}
 	}
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	l.sessions = pool.New(pool.Config{
-		Connect: k.connect, Several: several, Splits: k.open.Splits, ByCalls: !k.open.Several, Check: k.found,
-		SetupInstead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxFrom: "lockMaxConns", Idle: s.TTL / 2, Budget: k.conns,
+		Connect: h.connect, Several: several, Splits: h.open.Splits, ByCalls: !h.open.Several, Check: h.found,
+		SetupInstead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxFrom: "lockMaxConns", Idle: s.TTL / 2, Budget: h.conns,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) +
 			server.InSession(int(s.TTL/time.Second)),
 	})
 	l.leasing = pool.New(pool.Config{
 		Connect: func(ctx context.Context) (driver.Conn, error) {
-			return k.connectOr(ctx, k.open.Leases, k.open.Lease)
+			return h.connectOr(ctx, h.open.Leases, h.open.Lease)
 		},
-		Several: several, Check: k.leasable, SetupInstead: plain(lease.Plain),
+		Several: several, Check: h.leasable, SetupInstead: plain(lease.Plain),
 		Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxFrom: othersAre,
-		Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: k.conns, Keeps: true,
+		Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: h.conns, Keeps: true,
 	})
 	l.advising = pool.New(pool.Config{
-		Connect: k.open.Lock.Connect, Check: k.found, Max: others, Uses: "advisory locks", MaxFrom: othersAre, Idle: s.TTL / 2,
-		Setup: advisory.Setup(s.TTL), Budget: k.conns, Keeps: true,
+		Connect: h.open.Lock.Connect, Check: h.found, Max: others, Uses: "advisory locks", MaxFrom: othersAre, Idle: s.TTL / 2,
+		Setup: advisory.Setup(s.TTL), Budget: h.conns, Keeps: true,
 	})
 }
 
@@ -256,10 +256,10 @@ func (l *Locks) keep(keeps bool) {
 
 // control says how control connections are opened. A blocked DDL or insert must not occupy one
 // for long, and what one has locked must not stay so when this program vanishes.
-func (k *Handle) control() pool.Config {
-	s := k.Settings
+func (h *Handle) control() pool.Config {
+	s := h.Settings
 	return pool.Config{
-		Connect: k.open.Own.Connect, Idle: s.TTL / 2,
+		Connect: h.open.Own.Connect, Idle: s.TTL / 2,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
 			server.OwnSettings, int(s.TTL/time.Second)),
 	}
@@ -267,8 +267,8 @@ func (k *Handle) control() pool.Config {
 
 // killing is control for connections that kill what was abandoned. None stays open to a server whose
 // KILL may do more than that.
-func (k *Handle) killing() pool.Config {
-	cfg := k.control()
+func (h *Handle) killing() pool.Config {
+	cfg := h.control()
 	cfg.BeforeSetup = func(ctx context.Context, conn driver.Conn) error {
 		info, err := server.Probe(ctx, conn)
 		if err == nil && !info.Kills {
@@ -281,8 +281,8 @@ func (k *Handle) killing() pool.Config {
 
 // found notes how new connections of this handle are set up. It is an error where
 // COMMIT would do more on them than commit.
-func (k *Handle) found(f pool.Found) error {
-	k.manual.Store(!f.Autocommit)
+func (h *Handle) found(f pool.Found) error {
+	h.manual.Store(!f.Autocommit)
 	if f.CompletionType != "NO_CHAIN" {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("completion_type is %s, so that a COMMIT begins the next transaction"+
 			" or ends the connection; say completion_type=NO_CHAIN in the DSN", f.CompletionType))
@@ -292,16 +292,16 @@ func (k *Handle) found(f pool.Found) error {
 
 // leasable is found for connections for leases. binlog_format may have been changed since the
 // server was asked, or the server is another one.
-func (k *Handle) leasable(f pool.Found) error {
-	if f.Asked == "1" && !k.Settings.Unsafe {
+func (h *Handle) leasable(f pool.Found) error {
+	if f.Asked == "1" && !h.Settings.Unsafe {
 		return server.ErrStatementLog
 	}
-	return k.found(f)
+	return h.found(f)
 }
 
 // recognise returns what asks for the server before anything else is sent to it, and notes
 // the answer in found. It is an error if nothing can be locked there.
-func (k *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Context, driver.Conn) error {
+func (h *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Context, driver.Conn) error {
 	return func(ctx context.Context, conn driver.Conn) error {
 		if found.Load() != nil {
 			return nil
@@ -310,7 +310,7 @@ func (k *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Cont
 		switch {
 		case err == nil:
 			found.Store(&info)
-			return k.reliable(info)
+			return h.reliable(info)
 		case server.Number(err) != 0: // by a limit of the account's, perhaps: ask does without
 			return nil
 		}
@@ -319,8 +319,8 @@ func (k *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Cont
 }
 
 // reliable returns an error if locks do not hold on the server, or if nobody knows.
-func (k *Handle) reliable(info server.Info) error {
-	if k.Settings.Unsafe {
+func (h *Handle) reliable(info server.Info) error {
+	if h.Settings.Unsafe {
 		return nil
 	}
 	return info.Reliable()
@@ -328,7 +328,7 @@ func (k *Handle) reliable(info server.Info) error {
 
 // ask opens the first connection, and returns what the server is. It is an error where nothing
 // can be locked on it.
-func (k *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Pointer[server.Info]) (info server.Info, err error) {
+func (h *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Pointer[server.Info]) (info server.Info, err error) {
 	c, err := control.Acquire(ctx)
 	if err != nil {
 		return info, err
@@ -337,25 +337,25 @@ func (k *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 		info = *known
 	} else if info, err = server.Probe(ctx, c.Conn); err == nil {
 		found.Store(&info)
-		err = k.reliable(info)
+		err = h.reliable(info)
 	}
-	if server.Broken(err) || !traitsOf(k.Settings.Strategy).Table { // which has hardly any use for another one
+	if server.Broken(err) || !traitsOf(h.Settings.Strategy).Table { // which has hardly any use for another one
 		c.Destroy()
 	} else {
 		c.Release()
 	}
 	if err == nil && info.Router {
-		err = k.notSplit(ctx)
+		err = h.notSplit(ctx)
 	}
-	if err == nil && !k.Settings.Unsafe {
+	if err == nil && !h.Settings.Unsafe {
 		err = info.Writable()
 	}
 	return info, err
 }
 
 // fresh opens a connection for one question, with a permit of the budget, if there is one.
-func (k *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
-	p := pool.New(pool.Config{Connect: by.Connect, Max: 1, Budget: k.conns, Control: true, Bare: true})
+func (h *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
+	p := pool.New(pool.Config{Connect: by.Connect, Max: 1, Budget: h.conns, Control: true, Bare: true})
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		p.Shut()
@@ -366,8 +366,8 @@ func (k *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Co
 
 // notSplit fails where a MySQL Router sends reads to other servers than writes. It asks
 // on a connection that is not pinned.
-func (k *Handle) notSplit(ctx context.Context) error {
-	conn, closed, err := k.fresh(ctx, k.open.Own)
+func (h *Handle) notSplit(ctx context.Context) error {
+	conn, closed, err := h.fresh(ctx, h.open.Own)
 	if err != nil {
 		return err
 	}
@@ -376,8 +376,8 @@ func (k *Handle) notSplit(ctx context.Context) error {
 }
 
 // makeStrategies makes the strategies, for a server that is what info says.
-func (k *Handle) makeStrategies(l *Locks, info server.Info) {
-	cfg := k.Settings.Config
+func (h *Handle) makeStrategies(l *Locks, info server.Info) {
+	cfg := h.Settings.Config
 	cfg.Info, cfg.Control = info, l.Control
 	cfg.Table, cfg.Namespace = cfg.Table.In(info.Database), cmp.Or(cfg.Namespace, info.Database)
 	l.server.Store(&info)
@@ -390,12 +390,12 @@ func (k *Handle) makeStrategies(l *Locks, info server.Info) {
 	}
 	cfg.Rows, cfg.Queue = l.rows, l.queue
 	of := cfg
-	of.Conns, of.ReadTimeout = l.leasing, k.open.LeaseReadTimeout
+	of.Conns, of.ReadTimeout = l.leasing, h.open.LeaseReadTimeout
 	l.leases = lease.New(of)
 	of = cfg
-	of.Conns, of.ReadTimeout, of.Queue = l.advising, k.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
+	of.Conns, of.ReadTimeout, of.Queue = l.advising, h.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(of)
-	cfg.Await, cfg.ReadTimeout = l.leases.Await, k.open.ReadTimeout
+	cfg.Await, cfg.ReadTimeout = l.leases.Await, h.open.ReadTimeout
 	l.Locker = rowlock.New(cfg)
 	l.kept = map[string]strategy.Strategy{
 		hint.StrategyLease: l.leases, hint.StrategyAdvisory: l.advisories.Strategy(), hint.StrategyOptimistic: optimistic.New(cfg),
@@ -420,7 +420,7 @@ func (l *Locks) Claim(resources []strategy.Resource) *queue.Ticket {
 }
 
 // ensureTable sees to it that the lock table is there, for locks that are to be in it.
-func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error {
+func (h *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error {
 	if !inTable || l.tableReady.Load() {
 		return nil
 	}
@@ -429,10 +429,10 @@ func (k *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 		return err
 	}
 	defer c.Release()
-	if err := l.table.Ensure(ctx, c.Conn, l.Info(), k.Settings.Auto); err != nil {
+	if err := l.table.Ensure(ctx, c.Conn, l.Info(), h.Settings.Auto); err != nil {
 		return err
 	}
-	if k.Settings.Stripes > 0 {
+	if h.Settings.Stripes > 0 {
 		if err := l.rows.Agree(ctx, c.Conn); err != nil {
 			return err
 		}

@@ -78,25 +78,25 @@ type Observation struct {
 
 // Observe begins to watch locks that are asked for now, with resources at least one. It returns the
 // context with which to take them: it has what the observer has put into it.
-func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*Observation, context.Context) {
-	o := &Observation{k: k, resources: resources, tell: k.Settings.Observe, ctx: ctx, releasing: k.Settings.Releasing}
+func (h *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*Observation, context.Context) {
+	o := &Observation{k: h, resources: resources, tell: h.Settings.Observe, ctx: ctx, releasing: h.Settings.Releasing}
 	leads := resources[0].Leadership
 	if !leads {
-		o.wait = k.waits.begin()
+		o.wait = h.waits.begin()
 	}
 	if o.tell == nil {
 		return o, ctx
 	}
 	locks := resources[0].Traits.Excludes && !leads // versions and leaderships may last
 	if locks {
-		o.after = k.Settings.LongHold
+		o.after = h.Settings.LongHold
 	}
 	o.event = Event{Strategy: resources[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
 	for _, p := range resources {
 		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
 		o.event.Shared = o.event.Shared && p.Shared
 	}
-	if asking := k.Settings.Asking; asking != nil {
+	if asking := h.Settings.Asking; asking != nil {
 		o.ctx = asking(ctx, o.event)
 		o.traced = o.ctx != ctx
 	}
@@ -111,12 +111,12 @@ func (k *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 
 // Refused tells the observer of locks that were asked for at start, and failed before anybody was
 // asked for them.
-func (k *Handle) Refused(ctx context.Context, start time.Time, err error, resources ...strategy.Resource) {
+func (h *Handle) Refused(ctx context.Context, start time.Time, err error, resources ...strategy.Resource) {
 	for len(resources) > 0 {
 		other := func(p strategy.Resource) bool { return p.Strategy != resources[0].Strategy }
 		same := slices.DeleteFunc(slices.Clone(resources), other)
 		resources = slices.DeleteFunc(slices.Clone(resources), func(p strategy.Resource) bool { return !other(p) })
-		seen, _ := k.Observe(ctx, same...)
+		seen, _ := h.Observe(ctx, same...)
 		seen.event.Start = start
 		seen.Answered(nil, nil, 0, err)
 	}
@@ -309,8 +309,8 @@ func (a *ages) oldest() time.Duration {
 }
 
 // advise tells the observer what to change about how the handle is set up.
-func (k *Handle) advise(err error) {
-	if k.Settings.Observe != nil {
-		k.Settings.Observe(context.Background(), Event{Kind: Advised, Start: time.Now(), Err: err})
+func (h *Handle) advise(err error) {
+	if h.Settings.Observe != nil {
+		h.Settings.Observe(context.Background(), Event{Kind: Advised, Start: time.Now(), Err: err})
 	}
 }

@@ -92,8 +92,8 @@ func (r *Required) Writes(text string) string {
 
 // Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, and writes a
 // table that needs one.
-func (k *Handle) Unlocked(table string) error {
-	err := k.Lacks(lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
+func (h *Handle) Unlocked(table string) error {
+	err := h.Lacks(lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
 		"run it in mysqllock.Do, or in a transaction whose BeginTx has a context of lockctx.With, and with the context that this gives")
 	if err == nil {
 		return nil
@@ -103,8 +103,8 @@ func (k *Handle) Unlocked(table string) error {
 
 // Lacks returns the error of a statement that writes a table without what it needs. In log
 // mode it tells it instead, once for each place in the code, table and sentinel.
-func (k *Handle) Lacks(sentinel error, table, why string) error {
-	r, place := k.Settings.Required, caller()
+func (h *Handle) Lacks(sentinel error, table, why string) error {
+	r, place := h.Settings.Required, caller()
 	if r.logs && !r.isNew(lack{place, table, sentinel}) {
 		return nil
 	}
@@ -113,10 +113,10 @@ func (k *Handle) Lacks(sentinel error, table, why string) error {
 		return err
 	}
 	err = &lockerr.Error{Op: "statement", Err: err}
-	if k.Settings.Observe == nil {
+	if h.Settings.Observe == nil {
 		slog.Warn(LacksLock, "error", err.Error())
 	} else {
-		k.advise(err)
+		h.advise(err)
 	}
 	return nil
 }

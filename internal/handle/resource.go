@@ -30,15 +30,15 @@ func traitsOf(name string) strategy.Traits {
 	return known[slices.IndexFunc(known, func(t strategy.Traits) bool { return t.Name == name })]
 }
 
-// Resources returns where the locks of h are kept, each once, sorted by their rows.
-func (k *Handle) Resources(h *hint.Hint) ([]strategy.Resource, error) {
-	resources := make([]strategy.Resource, len(h.Locks))
-	for i, lock := range h.Locks {
-		p, err := k.Resource(lock)
+// Resources returns where the locks of hinted are kept, each once, sorted by their rows.
+func (h *Handle) Resources(hinted *hint.Hint) ([]strategy.Resource, error) {
+	resources := make([]strategy.Resource, len(hinted.Locks))
+	for i, lock := range hinted.Locks {
+		p, err := h.Resource(lock)
 		if err != nil {
 			return nil, err
 		}
-		p.LockContext = h.LockContext
+		p.LockContext = hinted.LockContext
 		resources[i] = p
 	}
 	return strategy.Merge(resources), nil
@@ -47,31 +47,31 @@ func (k *Handle) Resources(h *hint.Hint) ([]strategy.Resource, error) {
 // kind completes how a key is to be locked with what the handle says. Where keys
 // share rows, nothing else is shared: who holds one key shared and asks for
 // another one, which happens to be on the same row, would be refused.
-func (k *Handle) kind(kind hint.Kind) hint.Kind {
+func (h *Handle) kind(kind hint.Kind) hint.Kind {
 	if kind.Strategy == hint.StrategyDefault {
-		kind.Strategy = k.Settings.Strategy
+		kind.Strategy = h.Settings.Strategy
 	}
 	if kind.TTL == 0 {
-		kind.TTL = k.Settings.TTL
+		kind.TTL = h.Settings.TTL
 	}
-	kind.Shared = kind.Shared && k.Settings.Stripes == 0
+	kind.Shared = kind.Shared && h.Settings.Stripes == 0
 	return kind
 }
 
 // Resource returns where a lock is kept.
-func (k *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
+func (h *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 	if lock.Strategy == hint.StrategyDefault {
-		lock.Strategy = k.Settings.Strategy
+		lock.Strategy = h.Settings.Strategy
 		if err := lock.Check(); err != nil {
 			return strategy.Resource{}, &lockerr.Error{Op: "lock", Key: lock.Key, Strategy: lock.Strategy, Err: err}
 		}
 	}
-	lock.Kind = k.kind(lock.Kind)
+	lock.Kind = h.kind(lock.Kind)
 	p := strategy.Resource{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
 	switch {
 	case !p.Traits.Table:
-	case k.Settings.Stripes > 0:
-		p.Row = keyrow.Stripe(lock.Key, k.Settings.Stripes)
+	case h.Settings.Stripes > 0:
+		p.Row = keyrow.Stripe(lock.Key, h.Settings.Stripes)
 	default:
 		p.Row = keyrow.Name(lock.Key)
 	}
@@ -79,22 +79,22 @@ func (k *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 }
 
 // Strategy is how the keys of the innermost With are locked, for errors.
-func (k *Handle) Strategy(h *hint.Hint) string { return k.kind(h.Kind).Strategy }
+func (h *Handle) Strategy(hinted *hint.Hint) string { return h.kind(hinted.Kind).Strategy }
 
-// HoldIsTransaction reports whether a hold with h is one transaction, with all that runs in it.
+// HoldIsTransaction reports whether a hold with hinted is one transaction, with all that runs in it.
 // Under other strategies a hold goes beyond single transactions.
-func (k *Handle) HoldIsTransaction(h *hint.Hint) bool {
-	t := traitsOf(k.Strategy(h))
+func (h *Handle) HoldIsTransaction(hinted *hint.Hint) bool {
+	t := traitsOf(h.Strategy(hinted))
 	return t.Inside || !t.Excludes
 }
 
-// Error is err of what was asked for with h.
-func (k *Handle) Error(op string, h *hint.Hint, err error) error {
-	return &lockerr.Error{Op: op, Key: h.Names(), Strategy: k.Strategy(h), Err: err}
+// Error is err of what was asked for with hinted.
+func (h *Handle) Error(op string, hinted *hint.Hint, err error) error {
+	return &lockerr.Error{Op: op, Key: hinted.Names(), Strategy: h.Strategy(hinted), Err: err}
 }
 
 // SetupError is a failure to get the lock table ready, or to reach the server
 // for it.
-func (k *Handle) SetupError(h *hint.Hint, err error) error {
-	return k.Error("lock", h, strategy.Unreached(err))
+func (h *Handle) SetupError(hinted *hint.Hint, err error) error {
+	return h.Error("lock", hinted, strategy.Unreached(err))
 }

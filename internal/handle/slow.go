@@ -95,23 +95,23 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 }
 
 // holder returns what askHolder does.
-func (k *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
-	l := k.locks.Load()
+func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
+	l := h.locks.Load()
 	if l == nil {
 		return nil, nil
 	}
 	for _, p := range resources {
-		h, by := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
-		if h == nil {
-			h = l.holder(ctx, p)
+		holder, by := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
+		if holder == nil {
+			holder = l.holder(ctx, p)
 			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
-			if h != nil && leased && h.ConnectionID != 0 && h.Program == k.Settings.Owner {
-				h = nil // a statement of ours that takes the lease locks its row for a moment
+			if holder != nil && leased && holder.ConnectionID != 0 && holder.Program == h.Settings.Owner {
+				holder = nil // a statement of ours that takes the lease locks its row for a moment
 			}
 		}
-		if h != nil {
-			e := &lockerr.Error{Holder: h, Err: lockerr.ErrLocked}
-			_ = k.Recognised(e, resources[0].LockContext, resources...)
+		if holder != nil {
+			e := &lockerr.Error{Holder: holder, Err: lockerr.ErrLocked}
+			_ = h.Recognised(e, resources[0].LockContext, resources...)
 			return e.Holder, by
 		}
 	}

@@ -61,116 +61,116 @@ const useMaxConns = "use maxConns in the DSN in place of SetMaxOpenConns"
 
 // Opened counts a connection of database/sql. If one was asked to try again, it
 // tells who gets it: somebody who stood in the queue, or a caller whose pool had room.
-func (c *starvationGuard) Opened() {
-	c.mu.Lock()
-	c.open++
-	if c.open > c.bound {
-		c.bound = 0
+func (sg *starvationGuard) Opened() {
+	sg.mu.Lock()
+	sg.open++
+	if sg.open > sg.bound {
+		sg.bound = 0
 	}
-	found := time.Since(c.asked) < answerTime && statement.ForQueue()
+	found := time.Since(sg.asked) < answerTime && statement.ForQueue()
 	if found {
-		c.bound, c.asked = c.open, time.Time{}
+		sg.bound, sg.asked = sg.open, time.Time{}
 	}
-	bound := c.bound
-	c.mu.Unlock()
+	bound := sg.bound
+	sg.mu.Unlock()
 	if found {
-		c.told.Do(func() { c.met(bound) })
+		sg.told.Do(func() { sg.met(bound) })
 	}
 }
 
 // Closed counts a connection of database/sql less.
-func (c *starvationGuard) Closed() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open--
+func (sg *starvationGuard) Closed() {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	sg.open--
 }
 
 // hold counts a lock that is held beside the connections of database/sql.
-func (c *starvationGuard) hold() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held++
-	c.look()
+func (sg *starvationGuard) hold() {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	sg.held++
+	sg.look()
 }
 
 // done takes back what hold has counted.
-func (c *starvationGuard) done() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held--
+func (sg *starvationGuard) done() {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	sg.held--
 }
 
 // enter is called before a caller begins to wait while it occupies a
 // connection of database/sql. The context it returns may end with errYield, which sets
 // asked: a lock context is asked once.
-func (c *starvationGuard) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if n := len(c.waiting) + 1; c.held > 0 && c.bound > 1 && n >= c.bound {
+func (sg *starvationGuard) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	if n := len(sg.waiting) + 1; sg.held > 0 && sg.bound > 1 && n >= sg.bound {
 		err := fmt.Errorf("%d callers wait on the %d connections that SetMaxOpenConns allows,"+
-			" and the last one is kept free for the holder", n-1, c.bound)
-		if !c.advised { // the text need not say it each time
-			c.advised = true
+			" and the last one is kept free for the holder", n-1, sg.bound)
+		if !sg.advised { // the text need not say it each time
+			sg.advised = true
 			err = fmt.Errorf("%w; %s, or mysqllock.Do, which waits without a connection", err, useMaxConns)
 		}
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &waiter{asked, cancel, statement.Retried(ctx)}
-	c.waiting = append(c.waiting, w)
-	c.look()
-	return ctx, func() { c.leave(w) }, nil
+	sg.waiting = append(sg.waiting, w)
+	sg.look()
+	return ctx, func() { sg.leave(w) }, nil
 }
 
-func (c *starvationGuard) leave(w *waiter) {
+func (sg *starvationGuard) leave(w *waiter) {
 	w.cancel(nil)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiting = slices.DeleteFunc(c.waiting, func(o *waiter) bool { return o == w })
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	sg.waiting = slices.DeleteFunc(sg.waiting, func(o *waiter) bool { return o == w })
 }
 
-func (c *starvationGuard) full() bool {
-	return c.held > 0 && len(c.waiting) > 0 && len(c.waiting) >= c.open
+func (sg *starvationGuard) full() bool {
+	return sg.held > 0 && len(sg.waiting) > 0 && len(sg.waiting) >= sg.open
 }
 
 // look starts the clock when every connection has a waiter.
-func (c *starvationGuard) look() {
-	if c.watch != nil || !c.full() {
+func (sg *starvationGuard) look() {
+	if sg.watch != nil || !sg.full() {
 		return
 	}
-	if c.grace == 0 {
-		c.grace = firstGrace
+	if sg.grace == 0 {
+		sg.grace = firstGrace
 	}
-	c.watch = time.AfterFunc(c.grace, c.ask)
-	c.grace = min(2*c.grace, lastGrace)
+	sg.watch = time.AfterFunc(sg.grace, sg.ask)
+	sg.grace = min(2*sg.grace, lastGrace)
 }
 
 // ask makes the newest waiter that has not been asked before try again.
-func (c *starvationGuard) ask() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.watch = nil
-	if !c.full() {
-		c.grace = firstGrace
+func (sg *starvationGuard) ask() {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	sg.watch = nil
+	if !sg.full() {
+		sg.grace = firstGrace
 		return
 	}
-	for _, w := range slices.Backward(c.waiting) {
+	for _, w := range slices.Backward(sg.waiting) {
 		if w.retried && !*w.asked {
 			*w.asked = true
-			c.asked = time.Now()
+			sg.asked = time.Now()
 			w.cancel(errYield)
 			break
 		}
 	}
-	c.look()
+	sg.look()
 }
 
 // stop ends the clock.
-func (c *starvationGuard) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.watch != nil {
-		c.watch.Stop()
+func (sg *starvationGuard) stop() {
+	sg.mu.Lock()
+	defer sg.mu.Unlock()
+	if sg.watch != nil {
+		sg.watch.Stop()
 	}
 }
 
@@ -184,7 +184,7 @@ func Yielded(err error) error {
 }
 
 // boundMet is called once, when waiters have filled the bound of database/sql's pool.
-func (k *Handle) boundMet(bound int) {
-	k.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows,"+
+func (h *Handle) boundMet(bound int) {
+	h.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows,"+
 		" and the holder none; %s", bound, useMaxConns))
 }

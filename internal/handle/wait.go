@@ -29,21 +29,21 @@ type Caller struct {
 
 // waiting counts a caller that waits from now on, and returns a context that
 // also ends when the handle is closed.
-func (k *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
-	ctx, leave, err := k.counted(ctx, by, what)
+func (h *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
+	ctx, leave, err := h.counted(ctx, by, what)
 	if err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(k.ctx, func() { cancel(lockerr.ErrClosed) })
+	stop := context.AfterFunc(h.ctx, func() { cancel(lockerr.ErrClosed) })
 	return ctx, func() { stop(); cancel(nil); leave() }, nil
 }
 
 // counted is waiting for a caller who hears otherwise that the handle is closed.
-func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
+func (h *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
 	if what.queue != nil {
-		tickets, has := by.Has(ctx, k)
+		tickets, has := by.Has(ctx, h)
 		if len(tickets) > 0 || len(what.resources) > 1 { // else it can be in nobody's way
 			w := &queue.Wanted{Queue: what.queue, Holds: tickets, Keys: QueueKeys(what.resources)}
 			var ok bool
@@ -62,8 +62,8 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 	}
 	leave := func() {}
 	switch {
-	case by.Pooled && !k.Bounded():
-		if ctx, leave, err = k.StarvationGuard.enter(ctx, by.Asked); err != nil {
+	case by.Pooled && !h.Bounded():
+		if ctx, leave, err = h.StarvationGuard.enter(ctx, by.Asked); err != nil {
 			refused := lockerr.ErrLocked
 			if what.l == nil { // it waits for a session, whatever the key
 				refused = lockerr.ErrExhausted
@@ -83,8 +83,8 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 		waits()
 		return nil, nil, err
 	}
-	k.waiters.Add(1)
-	return ctx, func() { leave(); waits(); k.waiters.Add(-1) }, nil
+	h.waiters.Add(1)
+	return ctx, func() { leave(); waits(); h.waiters.Add(-1) }, nil
 }
 
 // errKeepsConn refuses a caller that would wait with a connection which it cannot give back: enough
@@ -92,12 +92,12 @@ func (k *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 var errKeepsConn = lockerr.With(lockerr.ErrLocked, errors.New(
 	"the caller would wait with the connection of its sql.Conn, and the others of maxConns are kept for holders; lock on the sql.DB"))
 
-// Wait is the longest time that h is ready to queue.
-func (k *Handle) Wait(h *hint.Hint) time.Duration {
-	if h.HasWait {
-		return h.Wait
+// Wait is the longest time that a caller with hinted is ready to queue.
+func (h *Handle) Wait(hinted *hint.Hint) time.Duration {
+	if hinted.HasWait {
+		return hinted.Wait
 	}
-	return k.Settings.Wait
+	return h.Settings.Wait
 }
 
 // Budget is how long a caller queues in all, for whatever it has to wait.
@@ -106,8 +106,8 @@ type Budget struct {
 	start time.Time
 }
 
-// Budget is that of a caller with h, from now on.
-func (k *Handle) Budget(h *hint.Hint) Budget { return Budget{k.Wait(h), time.Now()} }
+// Budget is that of a caller with hinted, from now on.
+func (h *Handle) Budget(hinted *hint.Hint) Budget { return Budget{h.Wait(hinted), time.Now()} }
 
 // Left is what is left of the wait: not nothing, which would mean not to wait, unless
 // that is what was asked for.
@@ -119,10 +119,10 @@ func (b Budget) Left() time.Duration {
 }
 
 // WaitingFor is what by is asked before it waits.
-func (k *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
-	wait := k.waiting
+func (h *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
+	wait := h.waiting
 	if len(what.resources) > 0 && what.resources[0].Traits.HearsClose {
-		wait = k.counted
+		wait = h.counted
 	}
 	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
 }

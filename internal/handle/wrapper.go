@@ -16,11 +16,11 @@ type Wrapper struct {
 }
 
 // Wrapper returns the wrapper of that name; nil for "", which is none.
-func (k *Handle) Wrapper(name string) *Wrapper {
+func (h *Handle) Wrapper(name string) *Wrapper {
 	if name == "" {
 		return nil
 	}
-	w, _ := k.wrappers.LoadOrStore(name, &Wrapper{name: name})
+	w, _ := h.wrappers.LoadOrStore(name, &Wrapper{name: name})
 	return w.(*Wrapper)
 }
 

@@ -329,46 +329,46 @@ const (
 )
 
 // Context returns the context that was given to the outermost With.
-func (s *LockContext) Context() context.Context { return s.ctx }
+func (lc *LockContext) Context() context.Context { return lc.ctx }
 
 // State returns what is remembered under key, made by fresh where there is
 // nothing yet. It is safe for concurrent use.
-func (s *LockContext) State(key any, fresh func() any) any {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v, ok := s.state[key]
+func (lc *LockContext) State(key any, fresh func() any) any {
+	lc.mu.Lock()
+	defer lc.mu.Unlock()
+	v, ok := lc.state[key]
 	if !ok {
-		if s.state == nil {
-			s.state = make(map[any]any)
+		if lc.state == nil {
+			lc.state = make(map[any]any)
 		}
 		v = fresh()
-		s.state[key] = v
+		lc.state[key] = v
 	}
 	return v
 }
 
 // Tell notes a number of key for the application to ask. It is safe for
 // concurrent use.
-func (s *LockContext) Tell(what What, key string, n uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.notes == nil {
-		s.notes = make(map[note]uint64)
+func (lc *LockContext) Tell(what What, key string, n uint64) {
+	lc.mu.Lock()
+	defer lc.mu.Unlock()
+	if lc.notes == nil {
+		lc.notes = make(map[note]uint64)
 	}
-	s.notes[note{what, key}] = n
+	lc.notes[note{what, key}] = n
 }
 
 // Forget removes what Tell has noted. It is safe for concurrent use.
-func (s *LockContext) Forget(what What, key string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.notes, note{what, key})
+func (lc *LockContext) Forget(what What, key string) {
+	lc.mu.Lock()
+	defer lc.mu.Unlock()
+	delete(lc.notes, note{what, key})
 }
 
 // Told returns what Tell has noted. It is safe for concurrent use.
-func (s *LockContext) Told(what What, key string) (n uint64, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n, ok = s.notes[note{what, key}]
+func (lc *LockContext) Told(what What, key string) (n uint64, ok bool) {
+	lc.mu.Lock()
+	defer lc.mu.Unlock()
+	n, ok = lc.notes[note{what, key}]
 	return n, ok
 }

@@ -416,19 +416,19 @@ func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, lea
 
 // changeAndCommit commits if text has changed as many rows. maybe is as in changeRows. Behind one text there is a guard, which
 // costs a command more where the statements go one by one.
-func (h *lockConn) changeAndCommit(ctx context.Context, text string, rows int, info server.Info) (maybe bool, err error) {
-	if h.c.Packs(2) {
-		answers, err := h.send(ctx, text, info.Guard(fmt.Sprintf("ROW_COUNT() = %d", rows)), "COMMIT")
+func (lc *lockConn) changeAndCommit(ctx context.Context, text string, rows int, info server.Info) (maybe bool, err error) {
+	if lc.c.Packs(2) {
+		answers, err := lc.send(ctx, text, info.Guard(fmt.Sprintf("ROW_COUNT() = %d", rows)), "COMMIT")
 		return len(answers) >= 2 || unknown(err), err // what comes after COMMIT may have failed, too
 	}
-	result, err := h.exec(ctx, text)
+	result, err := lc.exec(ctx, text)
 	if err != nil {
 		return false, err
 	}
 	if changed, err := result.RowsAffected(); err != nil || changed != int64(rows) {
 		return false, errors.Join(err, fmt.Errorf("%d rows of %d were changed", changed/2, rows/2))
 	}
-	_, err = h.exec(ctx, "COMMIT")
+	_, err = lc.exec(ctx, "COMMIT")
 	return unknown(err), err
 }
 

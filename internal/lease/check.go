@@ -88,20 +88,20 @@ func timeLeft(leases []*Lease) (left time.Duration, err error) {
 // endsWithCommit reports whether the COMMIT of the transaction with which the lease ends may release it. vtgate commits
 // on one shard after the other, so there the lease could be free before the data is written. With statement-based logs the
 // transaction may be one that cannot write.
-func (s *Lease) endsWithCommit() bool {
-	info := s.l.cfg.Info
-	if s.mayBeHandedOver() && s.ticket.HasNext(s.l) {
+func (l *Lease) endsWithCommit() bool {
+	info := l.locker.cfg.Info
+	if l.mayBeHandedOver() && l.ticket.HasNext(l.locker) {
 		return false
 	}
-	return s.minHold == 0 && !info.Tablets && !info.StatementLog
+	return l.minHold == 0 && !info.Tablets && !info.StatementLog
 }
 
 // commits notes how the COMMIT that releases the lease has ended; Unknown, too, while it is under way.
-func (s *Lease) commits(o strategy.Outcome) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.given = o == strategy.Committed || o == strategy.OnlyCommitted
-	s.maybe = o == strategy.Unknown
+func (l *Lease) commits(o strategy.Outcome) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.given = o == strategy.Committed || o == strategy.OnlyCommitted
+	l.maybe = o == strategy.Unknown
 }
 
 // guard is what has to come before COMMIT for one lease. The server ends the wait for the row after
@@ -160,23 +160,23 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 }
 
 // waitsOn reports whether MySQL has only ended a guard by the application's innodb_lock_wait_timeout, while the lease lasts.
-func (s *Lease) waitsOn(err error) bool {
-	info := s.l.cfg.Info
-	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && s.Err() == nil
+func (l *Lease) waitsOn(err error) bool {
+	info := l.locker.cfg.Info
+	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && l.Err() == nil
 }
 
 // refused explains the error of a statement before COMMIT.
-func (s *Lease) refused(err error) error {
+func (l *Lease) refused(err error) error {
 	switch {
 	case server.Stopped(err):
-		why := s.whyNotOurs()
-		s.lose(why)
-		err = s.Err() // which the holder's context tells, too
+		why := l.whyNotOurs()
+		l.lose(why)
+		err = l.Err() // which the holder's context tells, too
 		if !errors.Is(err, lockerr.ErrLost) {
 			err = lockerr.With(lockerr.ErrLost, why)
 		}
 	case server.Interrupted(err), server.Locked(err):
 		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
 	}
-	return terms.Failure("commit", s.key, err)
+	return terms.Failure("commit", l.key, err)
 }

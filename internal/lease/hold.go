@@ -24,7 +24,7 @@ import (
 // Lease is a lock on one key that lasts as long as it is renewed. It is safe for
 // concurrent use.
 type Lease struct {
-	l       *Locker
+	locker  *Locker
 	key     string
 	token   uint64
 	ttl     time.Duration
@@ -68,7 +68,7 @@ func margin(ttl time.Duration) time.Duration {
 func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
 	now := time.Now()
 	s := &Lease{
-		l: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
+		locker: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
 		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: h.lent,
 	}
 	s.lasts(ans.sent, a.ttl)
@@ -98,107 +98,107 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 }
 
 // Key returns the key.
-func (s *Lease) Key() string { return s.key }
+func (l *Lease) Key() string { return l.key }
 
 // Ticket is the place in front of its queue that the lease was granted with.
-func (s *Lease) Ticket() *queue.Ticket { return s.ticket }
+func (l *Lease) Ticket() *queue.Ticket { return l.ticket }
 
 // Token returns the fencing token: of one key, each grant has a greater one.
-func (s *Lease) Token() uint64 { return s.token }
+func (l *Lease) Token() uint64 { return l.token }
 
 // Expiry is when the lease is over on the server, by the clock of this process and at
 // the earliest, if it is not renewed before.
-func (s *Lease) Expiry() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.expiry
+func (l *Lease) Expiry() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.expiry
 }
 
-// lasts notes that the server keeps the lease for ttl from sent or later. s.mu is held,
-// or nobody else has s yet.
-func (s *Lease) lasts(sent time.Time, ttl time.Duration) {
-	s.expiry = sent.Add(ttl)
-	s.deadline = s.expiry.Add(-margin(ttl))
+// lasts notes that the server keeps the lease for ttl from sent or later. l.mu is held,
+// or nobody else has l yet.
+func (l *Lease) lasts(sent time.Time, ttl time.Duration) {
+	l.expiry = sent.Add(ttl)
+	l.deadline = l.expiry.Add(-margin(ttl))
 }
 
 // Err returns nil while the lease is held. It looks at the clock, so it also fails before
 // anything else has shown that the lease is over. A lost lease's error matches
 // lockerr.ErrLost, that of a released one lockerr.ErrClosed.
-func (s *Lease) Err() error {
-	s.mu.Lock()
-	err, over := s.err, !time.Now().Before(s.deadline)
-	s.mu.Unlock()
+func (l *Lease) Err() error {
+	l.mu.Lock()
+	err, over := l.err, !time.Now().Before(l.deadline)
+	l.mu.Unlock()
 	if err != nil || !over {
 		return err
 	}
-	s.expire()
-	return s.Err()
+	l.expire()
+	return l.Err()
 }
 
 // expire tells the holder if the deadline is over, and else waits for it: it may
 // have moved while the timer fired.
-func (s *Lease) expire() {
-	s.mu.Lock()
-	left := time.Until(s.deadline)
-	if left > 0 || s.err != nil {
-		if s.err == nil {
-			s.timer.Reset(left)
+func (l *Lease) expire() {
+	l.mu.Lock()
+	left := time.Until(l.deadline)
+	if left > 0 || l.err != nil {
+		if l.err == nil {
+			l.timer.Reset(left)
 		}
-		s.mu.Unlock()
+		l.mu.Unlock()
 		return
 	}
-	trouble, maxHold := s.trouble, !s.until.IsZero() && !s.expiry.Before(s.until)
-	s.mu.Unlock()
+	trouble, maxHold := l.trouble, !l.until.IsZero() && !l.expiry.Before(l.until)
+	l.mu.Unlock()
 	switch {
 	case maxHold:
-		s.lose(errors.New("it was held for as long as MaxHold allows"))
+		l.lose(errors.New("it was held for as long as MaxHold allows"))
 	case trouble != nil:
-		s.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
+		l.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
 	default: // a holder that was frozen may have lost it before; the rest of the margin is for what it does then
-		if f := s.forced(min(margin(s.ttl)/2, askWhy)); f != nil {
-			s.lose(takenAway(f))
+		if f := l.forced(min(margin(l.ttl)/2, askWhy)); f != nil {
+			l.lose(takenAway(f))
 			return
 		}
-		s.lose(errors.New("it was not renewed in time"))
+		l.lose(errors.New("it was not renewed in time"))
 	}
 }
 
 // lose ends a lease that the server may give to another, or has given.
-func (s *Lease) lose(cause error) {
+func (l *Lease) lose(cause error) {
 	err := lockerr.With(lockerr.ErrLost, cause)
-	if !s.end(err) {
+	if !l.end(err) {
 		return
 	}
-	s.ticket.Leave()
-	s.l.dropWakeUp(s)
-	if s.lost != nil {
-		go s.lost(err)
+	l.ticket.Leave()
+	l.locker.dropWakeUp(l)
+	if l.lost != nil {
+		go l.lost(err)
 	}
 }
 
 // loseFound is lose for a renewal that has not found the lease, which runs within l.running. It asks
 // first who has taken the lease away: what the holder is told does not change after that. Until then
 // the fence refuses its commits.
-func (s *Lease) loseFound() {
-	s.mu.Lock()
-	ending := s.given || s.maybe
-	s.trouble = errNotOurs
-	s.mu.Unlock()
+func (l *Lease) loseFound() {
+	l.mu.Lock()
+	ending := l.given || l.maybe
+	l.trouble = errNotOurs
+	l.mu.Unlock()
 	if ending { // the COMMIT has released it
 		return
 	}
-	s.l.mu.Lock()
-	s.due = time.Time{}
-	s.l.mu.Unlock()
-	s.l.running.Go(func() { s.lose(s.whyNotOurs()) })
+	l.locker.mu.Lock()
+	l.due = time.Time{}
+	l.locker.mu.Unlock()
+	l.locker.running.Go(func() { l.lose(l.whyNotOurs()) })
 }
 
 var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
 
 // whyNotOurs is why the server does not have the lease as the holder's any more. It asks the server
 // who has taken it away by force, for at most askWhy.
-func (s *Lease) whyNotOurs() error {
-	if f := s.forced(askWhy); f != nil {
+func (l *Lease) whyNotOurs() error {
+	if f := l.forced(askWhy); f != nil {
 		return takenAway(f)
 	}
 	return errNotOurs
@@ -208,24 +208,24 @@ func takenAway(f *schema.Forced) error { return fmt.Errorf("it was taken away on
 
 // forced asks the server who has taken the lease away by force; nil if nobody has, or if the server
 // does not say so within bound.
-func (s *Lease) forced(bound time.Duration) *schema.Forced {
-	l := s.l
-	if l.untold.Load() || l.running.Enter() != nil {
+func (l *Lease) forced(bound time.Duration) *schema.Forced {
+	locker := l.locker
+	if locker.untold.Load() || locker.running.Enter() != nil {
 		return nil
 	}
-	defer l.running.Done()
-	ctx, cancel := server.Within(l.running.Ctx, bound)
+	defer locker.running.Done()
+	ctx, cancel := server.Within(locker.running.Ctx, bound)
 	defer cancel()
-	c, err := l.cfg.Control.Acquire(ctx)
+	c, err := locker.cfg.Control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+l.cfg.Table.String()+" WHERE "+l.row("", s.key))
+	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+locker.cfg.Table.String()+" WHERE "+locker.row("", l.key))
 	if err != nil || len(rows) == 0 {
 		return nil
 	}
-	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == s.token {
+	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == l.token {
 		return &f
 	}
 	return nil
@@ -247,31 +247,31 @@ func (l *Locker) dropWakeUp(s *Lease) {
 
 // end makes the lease be over because of err. It reports whether it was not
 // before.
-func (s *Lease) end(err error) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
+func (l *Lease) end(err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
 		return false
 	}
-	s.err = err
-	s.timer.Stop()
-	s.l.mu.Lock()
-	defer s.l.mu.Unlock()
-	delete(s.l.leases, s)
-	s.due = time.Time{}
+	l.err = err
+	l.timer.Stop()
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	delete(l.locker.leases, l)
+	l.due = time.Time{}
 	return true
 }
 
 // Lapse ends the renewals: the lease expires by itself, unless it is released before.
-func (s *Lease) Lapse() {
-	s.mu.Lock()
-	if s.trouble == nil {
-		s.trouble = errors.New("its renewals were ended")
+func (l *Lease) Lapse() {
+	l.mu.Lock()
+	if l.trouble == nil {
+		l.trouble = errors.New("its renewals were ended")
 	}
-	s.mu.Unlock()
-	s.l.mu.Lock()
-	defer s.l.mu.Unlock()
-	s.due = time.Time{}
+	l.mu.Unlock()
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	l.due = time.Time{}
 }
 
 // Release hands the lease over to the next caller in the queue of this process. If there is
@@ -283,42 +283,42 @@ func (s *Lease) Lapse() {
 //
 // What a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same COMMIT
 // on the session that has it.
-func (s *Lease) Release() error {
-	s.mu.Lock()
-	given, maybe := s.given, s.maybe
-	s.mu.Unlock()
+func (l *Lease) Release() error {
+	l.mu.Lock()
+	given, maybe := l.given, l.maybe
+	l.mu.Unlock()
 	if given {
-		if s.end(lockerr.ErrClosed) {
-			s.l.dropWakeUp(s)
-			s.ticket.Leave()
+		if l.end(lockerr.ErrClosed) {
+			l.locker.dropWakeUp(l)
+			l.ticket.Leave()
 		}
 		return nil
 	}
-	if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", s.key, err)
+	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", l.key, err)
 	}
-	l := s.l
-	if l.running.Enter() != nil {
+	locker := l.locker
+	if locker.running.Enter() != nil {
 		return nil // Close gives it back
 	}
-	defer l.running.Done()
-	if !s.end(lockerr.ErrClosed) {
-		if err := s.Err(); errors.Is(err, lockerr.ErrLost) {
-			return terms.Failure("release", s.key, err)
+	defer locker.running.Done()
+	if !l.end(lockerr.ErrClosed) {
+		if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
+			return terms.Failure("release", l.key, err)
 		}
 		return nil
 	}
-	if s.mayBeHandedOver() {
-		if given := (&handoff{from: s, told: make(chan error, 1)}); s.ticket.Handoff(l, given) {
+	if l.mayBeHandedOver() {
+		if given := (&handoff{from: l, told: make(chan error, 1)}); l.ticket.Handoff(locker, given) {
 			return given.wait()
 		}
 	}
-	return l.relinquish(s, maybe)
+	return locker.relinquish(l, maybe)
 }
 
 // mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
-func (s *Lease) mayBeHandedOver() bool {
-	return s.minHold == 0 && !s.lent && s.handed < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime
+func (l *Lease) mayBeHandedOver() bool {
+	return l.minHold == 0 && !l.lent && l.handed < l.locker.cfg.HandOvers && time.Since(l.since) < l.locker.cfg.HandOverTime
 }
 
 // handoff is a lease on its way from one caller to the next. The server tells the
@@ -330,25 +330,25 @@ type handoff struct {
 
 // tell tells the giver what has become of its lease. Only the first call counts,
 // and nil has nobody to tell.
-func (g *handoff) tell(err error) {
-	if g == nil {
+func (h *handoff) tell(err error) {
+	if h == nil {
 		return
 	}
 	select {
-	case g.told <- err:
+	case h.told <- err:
 	default:
 	}
 }
 
 // wait returns why the lease was not the giver's any more. Where the next caller does not
 // hear of that in time it returns nil: for the giver the lease was not lost.
-func (g *handoff) wait() error {
+func (h *handoff) wait() error {
 	late := time.NewTimer(handoffWait)
 	defer late.Stop()
 	select {
-	case err := <-g.told:
+	case err := <-h.told:
 		if errors.Is(err, errNotOurs) {
-			err = terms.Failure("release", g.from.key, lockerr.With(lockerr.ErrLost, g.from.whyNotOurs()))
+			err = terms.Failure("release", h.from.key, lockerr.With(lockerr.ErrLost, h.from.whyNotOurs()))
 		}
 		return err
 	case <-late.C:
@@ -529,8 +529,8 @@ func sortByKey(leases []*Lease) {
 }
 
 // left is how long the lease still lasts for its holder if it is not renewed.
-func (s *Lease) left() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return time.Until(s.deadline)
+func (l *Lease) left() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Until(l.deadline)
 }

@@ -12,14 +12,14 @@ import (
 )
 
 // told is a Request.Lost that remembers.
-type told struct {
+type losses struct {
 	times atomic.Int32
 	err   chan error
 	at    time.Time
 }
 
-func (r *Request) tell() *told {
-	n := &told{err: make(chan error, 10)}
+func (r *Request) tell() *losses {
+	n := &losses{err: make(chan error, 10)}
 	r.Lost = func(err error) {
 		n.times.Add(1)
 		n.at = time.Now()
@@ -28,10 +28,10 @@ func (r *Request) tell() *told {
 	return n
 }
 
-func (n *told) wait(t *testing.T) error {
+func (l *losses) wait(t *testing.T) error {
 	t.Helper()
 	select {
-	case err := <-n.err:
+	case err := <-l.err:
 		if !errors.Is(err, lockerr.ErrLost) && !errors.Is(err, lockerr.ErrClosed) {
 			t.Errorf("the holder is told %v", err)
 		}
@@ -107,7 +107,7 @@ func TestALeaseEndsAfterItsMaxHold(t *testing.T) {
 		for _, ttl := range []time.Duration{2 * time.Second, 30 * time.Second} {
 			r := waiting(ttl.String(), 20*time.Second)
 			r.TTL, r.MaxHold = ttl, 2500*time.Millisecond
-			var n *told
+			var n *losses
 			var lease *Lease
 			var err error
 			var early, over time.Duration

@@ -46,39 +46,39 @@ const (
 
 // exec runs a statement. The turn is the caller's. Whatever is not the server's
 // answer leaves a connection that nobody can use any more.
-func (h *lockConn) exec(ctx context.Context, text string) (driver.Result, error) {
-	result, err := server.Change(ctx, h.c.Conn, text)
-	h.noted(err)
+func (lc *lockConn) exec(ctx context.Context, text string) (driver.Result, error) {
+	result, err := server.Change(ctx, lc.c.Conn, text)
+	lc.noted(err)
 	return result, err
 }
 
 // change is exec for a block.
-func (h *lockConn) change(ctx context.Context, block pool.Block) (driver.Result, error) {
-	result, err := h.c.ChangeBlock(ctx, block)
-	h.noted(err)
+func (lc *lockConn) change(ctx context.Context, block pool.Block) (driver.Result, error) {
+	result, err := lc.c.ChangeBlock(ctx, block)
+	lc.noted(err)
 	return result, err
 }
 
 // query is exec for a statement that returns rows.
-func (h *lockConn) query(ctx context.Context, text string) ([][]string, error) {
-	rows, err := server.Query(ctx, h.c.Conn, text)
-	h.noted(err)
+func (lc *lockConn) query(ctx context.Context, text string) ([][]string, error) {
+	rows, err := server.Query(ctx, lc.c.Conn, text)
+	lc.noted(err)
 	return rows, err
 }
 
 // send is exec for several statements: see [pool.Conn.Send].
-func (h *lockConn) send(ctx context.Context, texts ...string) ([][][]string, error) {
-	answers, err := h.c.Send(ctx, texts...)
-	h.noted(err)
+func (lc *lockConn) send(ctx context.Context, texts ...string) ([][][]string, error) {
+	answers, err := lc.c.Send(ctx, texts...)
+	lc.noted(err)
 	return answers, err
 }
 
-func (h *lockConn) noted(err error) {
+func (lc *lockConn) noted(err error) {
 	switch {
 	case err == nil:
-		h.c.Touch()
-	case server.Number(err) == 0 || server.Gone(err, h.c.Conn):
-		h.c.Taint()
+		lc.c.Touch()
+	case server.Number(err) == 0 || server.Gone(err, lc.c.Conn):
+		lc.c.Taint()
 	}
 }
 

@@ -104,17 +104,17 @@ func (l *Locker) grantsOnSessions() bool {
 
 // takeAndCommit takes the lease on a session, without an autocommit, where nobody has it. maybe: after the error it may
 // be granted. The id that the statement tells is 0 if the key has no row, so that of an earlier statement is taken away.
-func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
+func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
 	take := a.takeBy(a.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
-	if !h.c.Packs(2) {
-		if ans, err = h.ask(ctx, take); err != nil {
+	if !lc.c.Packs(2) {
+		if ans, err = lc.ask(ctx, take); err != nil {
 			return ans, unknown(err), err
 		}
-		_, err = h.exec(ctx, "COMMIT")
+		_, err = lc.exec(ctx, "COMMIT")
 		return ans, true, err
 	}
 	ans.sent = time.Now()
-	answers, err := h.send(ctx, "DO LAST_INSERT_ID(0)", take.String(), server.Ask("LAST_INSERT_ID()"), "COMMIT")
+	answers, err := lc.send(ctx, "DO LAST_INSERT_ID(0)", take.String(), server.Ask("LAST_INSERT_ID()"), "COMMIT")
 	if err != nil {
 		return ans, len(answers) > 0 || unknown(err), err
 	}
@@ -130,21 +130,21 @@ func (h *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, m
 
 // Detach takes the wake-up lock off the session of the transaction, once that has ended, unless its COMMIT has released
 // it. The caller has the turn of the session. After an error the session must be closed.
-func (s *Lease) Detach() (err error) {
-	c := s.session
+func (l *Lease) Detach() (err error) {
+	c := l.session
 	if c == nil {
 		return nil
 	}
-	s.session = nil
+	l.session = nil
 	if c.Clean() {
-		ctx, cancel := server.Within(releasing(s.key), background)
+		ctx, cancel := server.Within(releasing(l.key), background)
 		defer cancel()
-		_, err = server.Query(ctx, c.Conn, s.wakesSQL())
+		_, err = server.Query(ctx, c.Conn, l.wakesSQL())
 	}
 	return err
 }
 
 // wakesSQL gives the wake-up lock back on the session that has it.
-func (s *Lease) wakesSQL() string {
-	return server.Ask("RELEASE_LOCK(" + lockname.Literal(lockname.OfWakeUp(s.l.cfg.Namespace, s.key)) + ")")
+func (l *Lease) wakesSQL() string {
+	return server.Ask("RELEASE_LOCK(" + lockname.Literal(lockname.OfWakeUp(l.locker.cfg.Namespace, l.key)) + ")")
 }

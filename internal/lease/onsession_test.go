@@ -38,47 +38,47 @@ func (l *locker) lender(packs bool) *lender {
 }
 
 // take asks for the lease on k.
-func (e *lender) take(ctx context.Context, wait time.Duration) (*Lease, error) {
+func (l *lender) take(ctx context.Context, wait time.Duration) (*Lease, error) {
 	r := waiting("k", wait)
 	r.Lends = &strategy.Lender{
 		Get: func(ctx context.Context) (c *pool.Conn, err error) {
-			e.conn, err = e.conns.Acquire(ctx)
-			return e.conn, err
+			l.conn, err = l.conns.Acquire(ctx)
+			return l.conn, err
 		},
-		Put: func() { e.puts++; e.conn.Release(); e.conn = nil },
+		Put: func() { l.puts++; l.conn.Release(); l.conn = nil },
 	}
-	return e.Acquire(ctx, r)
+	return l.Acquire(ctx, r)
 }
 
 // takes is take, on the session.
-func (e *lender) takes() *Lease {
-	e.s.T.Helper()
-	s, err := e.take(dbtest.Limited(e.s.T), 0)
-	dbtest.OK(e.s.T, err)
-	if e.conn == nil || s.session != e.conn || e.s.wakeUps("k") != 1 || !e.s.row("k").live {
-		e.s.T.Fatalf("it is not on the session: %d wake-up locks, %+v", e.s.wakeUps("k"), e.s.row("k"))
+func (l *lender) takes() *Lease {
+	l.s.T.Helper()
+	s, err := l.take(dbtest.Limited(l.s.T), 0)
+	dbtest.OK(l.s.T, err)
+	if l.conn == nil || s.session != l.conn || l.s.wakeUps("k") != 1 || !l.s.row("k").live {
+		l.s.T.Fatalf("it is not on the session: %d wake-up locks, %+v", l.s.wakeUps("k"), l.s.row("k"))
 	}
 	return s
 }
 
 // ends commits the transaction on the session, or rolls it back, and gives back lease and session.
-func (e *lender) ends(s *Lease, commit bool) {
-	e.s.T.Helper()
-	ctx := dbtest.Limited(e.s.T)
+func (l *lender) ends(s *Lease, commit bool) {
+	l.s.T.Helper()
+	ctx := dbtest.Limited(l.s.T)
 	if !commit {
-		e.s.Exec(e.conn.Conn, "ROLLBACK")
+		l.s.Exec(l.conn.Conn, "ROLLBACK")
 	} else {
-		check, err := e.Check(ctx, e.conn, []strategy.Grant{s}, strategy.Commit{Wrote: true, Ends: true})
-		dbtest.OK(e.s.T, err)
-		_, err = e.conn.Send(ctx, append(append(check.Before, "COMMIT"), check.After...)...)
-		dbtest.OK(e.s.T, err)
+		check, err := l.Check(ctx, l.conn, []strategy.Grant{s}, strategy.Commit{Wrote: true, Ends: true})
+		dbtest.OK(l.s.T, err)
+		_, err = l.conn.Send(ctx, append(append(check.Before, "COMMIT"), check.After...)...)
+		dbtest.OK(l.s.T, err)
 		check.Ended(strategy.Committed)
 	}
-	dbtest.OK(e.s.T, errors.Join(s.Release(), s.Detach()))
-	if e.s.row("k").live || e.s.wakeUps("k") != 0 {
-		e.s.T.Errorf("commit %v: %d wake-up locks, %+v", commit, e.s.wakeUps("k"), e.s.row("k"))
+	dbtest.OK(l.s.T, errors.Join(s.Release(), s.Detach()))
+	if l.s.row("k").live || l.s.wakeUps("k") != 0 {
+		l.s.T.Errorf("commit %v: %d wake-up locks, %+v", commit, l.s.wakeUps("k"), l.s.row("k"))
 	}
-	e.conn.Release()
+	l.conn.Release()
 }
 
 // TestALeaseIsTakenAndReleasedOnItsSession: no other connection has to do with it if its transaction commits.

@@ -231,11 +231,11 @@ func (l *Locker) extend(ctx context.Context, h *lockConn, s *Lease, ttl time.Dur
 }
 
 // ttlAt is for how long to renew the lease.
-func (s *Lease) ttlAt(now time.Time) time.Duration {
-	if s.until.IsZero() {
-		return s.ttl
+func (l *Lease) ttlAt(now time.Time) time.Duration {
+	if l.until.IsZero() {
+		return l.ttl
 	}
-	return max(0, min(s.ttl, s.until.Sub(now)))
+	return max(0, min(l.ttl, l.until.Sub(now)))
 }
 
 func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {

@@ -62,7 +62,7 @@ func TestRenewalOfABusyRow(t *testing.T) {
 func TestGrantsDoNotLookAtAllLeases(t *testing.T) {
 	l := &Locker{leases: make(map[*Lease]struct{}), wake: make(chan struct{}, 1), renewing: true}
 	grant := func(ttl time.Duration) (woken bool) {
-		s := &Lease{l: l, ttl: ttl}
+		s := &Lease{locker: l, ttl: ttl}
 		l.mu.Lock()
 		l.leases[s] = struct{}{}
 		l.schedule(s, time.Now(), ttl)

@@ -31,25 +31,25 @@ type steps struct {
 // transaction. What a lost connection may have been granted is known once its row can be locked:
 // the server keeps the row locked until the COMMIT that grants has ended, whatever its end.
 
-// inTxn commits what f does on h, if f says so, and else rolls it back.
-func (h *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)) error {
+// inTxn commits what f does on lc, if f says so, and else rolls it back.
+func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)) error {
 	commit, err := f()
 	if commit && err == nil {
-		if _, err = h.exec(ctx, "COMMIT"); err != nil {
-			h.c.Taint()
+		if _, err = lc.exec(ctx, "COMMIT"); err != nil {
+			lc.c.Taint()
 			if server.Number(err) != 0 && !busy(err) { // a number says nothing here: it may have come through
 				err = errors.New(err.Error())
 			}
 		}
 		return err
 	}
-	if !h.c.Clean() {
+	if !lc.c.Clean() {
 		return err
 	}
 	own, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 	defer cancel()
-	if _, failed := h.exec(own, "ROLLBACK"); failed != nil {
-		h.c.Taint()
+	if _, failed := lc.exec(own, "ROLLBACK"); failed != nil {
+		lc.c.Taint()
 		err = cmp.Or(err, failed)
 	}
 	return err

@@ -75,20 +75,20 @@ type slotAttempt struct {
 }
 
 // try takes a lease on a slot. One that is refused may have a row lock, which not every server shows.
-func (a *slotAttempt) try(ctx context.Context, slot int) error { return a.acquire(ctx, slot, 0) }
+func (sa *slotAttempt) try(ctx context.Context, slot int) error { return sa.acquire(ctx, slot, 0) }
 
 // wait waits for a slot for a while.
-func (a *slotAttempt) wait(ctx context.Context, slot int) error {
-	ctx, done, err := a.Patient(ctx)
+func (sa *slotAttempt) wait(ctx context.Context, slot int) error {
+	ctx, done, err := sa.Patient(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
 	own, cancel := server.Within(ctx, 2*strategy.SlotWait)
 	defer cancel()
-	own, stop := a.Ticket.UntilFreed(own)
+	own, stop := sa.Ticket.UntilFreed(own)
 	defer stop()
-	switch err := a.acquire(own, slot, strategy.SlotWait); {
+	switch err := sa.acquire(own, slot, strategy.SlotWait); {
 	case err != nil && ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil && own.Err() != nil:
@@ -99,37 +99,37 @@ func (a *slotAttempt) wait(ctx context.Context, slot int) error {
 }
 
 // acquire takes a lease on one of the rows.
-func (a *slotAttempt) acquire(ctx context.Context, slot int, wait time.Duration) (err error) {
-	r := leaseOn(a.p, a.rows[slot], wait, nil, a.lost)
-	r.Since = a.Began()
-	a.held, err = a.Acquire(ctx, r)
+func (sa *slotAttempt) acquire(ctx context.Context, slot int, wait time.Duration) (err error) {
+	r := leaseOn(sa.p, sa.rows[slot], wait, nil, sa.lost)
+	r.Since = sa.Began()
+	sa.held, err = sa.Acquire(ctx, r)
 	var e *lockerr.Error
 	if errors.As(err, &e) && e.Holder != nil {
-		a.HeldBy = e.Holder
+		sa.HeldBy = e.Holder
 	}
 	if errors.Is(err, lockerr.ErrLocked) {
-		a.Heard.Store(true)
+		sa.Heard.Store(true)
 		return strategy.ErrTaken
 	}
 	return err
 }
 
 // refuse is for a caller that does not wait.
-func (a *slotAttempt) refuse(ctx context.Context) error {
-	if a.Cleaning(ctx, a.cfg.Rows) {
+func (sa *slotAttempt) refuse(ctx context.Context) error {
+	if sa.Cleaning(ctx, sa.cfg.Rows) {
 		return nil
 	}
 	return lockerr.ErrLocked
 }
 
 // explain turns a failure into the error that callers see.
-func (a *slotAttempt) explain(err error) error {
+func (sa *slotAttempt) explain(err error) error {
 	var e *lockerr.Error
 	if errors.As(err, &e) { // of one of the slots
-		if a.ctx.Err() == nil && !strategy.Ungranted(err) {
+		if sa.ctx.Err() == nil && !strategy.Ungranted(err) {
 			return err
 		}
 		err = e.Err
 	}
-	return a.Explain(a.ctx, terms, err, nil)
+	return sa.Explain(sa.ctx, terms, err, nil)
 }

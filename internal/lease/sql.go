@@ -197,9 +197,9 @@ func tokenAndLeft(token, micros string) (uint64, time.Duration, error) {
 func (a answer) late(ttl time.Duration) bool { return time.Since(a.sent) >= ttl-margin(ttl) }
 
 // ask runs a statement that may acquire the lease.
-func (h *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
+func (lc *lockConn) ask(ctx context.Context, block pool.Block) (answer, error) {
 	a := answer{sent: time.Now()}
-	result, err := h.change(ctx, block)
+	result, err := lc.change(ctx, block)
 	if err != nil {
 		return a, err
 	}

@@ -173,8 +173,8 @@ func TestAwaitEndsWithTheRelease(t *testing.T) {
 
 // lockConnOf is the id of the connection that has the lease's wake-up lock.
 func (s *scratch) lockConnOf(lease *Lease) uint64 {
-	lease.l.mu.Lock()
-	defer lease.l.mu.Unlock()
+	lease.locker.mu.Lock()
+	defer lease.locker.mu.Unlock()
 	return lease.conn.c.KnownID()
 }
 

@@ -272,9 +272,9 @@ func (s *scratch) busy(text string) int {
 // failing is a connection on which every statement fails.
 type failing struct{ err error }
 
-func (c failing) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
-	return nil, c.err
+func (f failing) ExecContext(context.Context, string, []driver.NamedValue) (driver.Result, error) {
+	return nil, f.err
 }
-func (c failing) Prepare(string) (driver.Stmt, error) { return nil, c.err }
-func (c failing) Begin() (driver.Tx, error)           { return nil, c.err }
-func (c failing) Close() error                        { return nil }
+func (f failing) Prepare(string) (driver.Stmt, error) { return nil, f.err }
+func (f failing) Begin() (driver.Tx, error)           { return nil, f.err }
+func (f failing) Close() error                        { return nil }

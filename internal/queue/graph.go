@@ -123,11 +123,11 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 }
 
 // isShared reports whether all in the queue share the key.
-func (l *keyQueue) isShared() bool {
-	if !l.shared {
+func (kq *keyQueue) isShared() bool {
+	if !kq.shared {
 		return false
 	}
-	for at := l.waiting.Front(); at != nil; at = at.Next() {
+	for at := kq.waiting.Front(); at != nil; at = at.Next() {
 		if !at.Value.(*waiter).key.Shared {
 			return false
 		}

@@ -50,7 +50,7 @@ type name struct {
 	slots bool
 }
 
-func (e Key) name() name { return name{e.Name, e.Slots > 0} }
+func (k Key) name() name { return name{k.Name, k.Slots > 0} }
 
 // keyQueue exists while a ticket is in front of it. It is guarded by Queue.mu.
 type keyQueue struct {
@@ -327,14 +327,14 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 }
 
 // free reports whether a new caller can come to the front at once.
-func (l *keyQueue) free(e Key) bool { return l.waiting.Len() == 0 && l.admits(e) }
+func (kq *keyQueue) free(e Key) bool { return kq.waiting.Len() == 0 && kq.admits(e) }
 
 // admits reports whether the first waiter can come to the front.
-func (l *keyQueue) admits(e Key) bool {
+func (kq *keyQueue) admits(e Key) bool {
 	if e.Slots > 0 {
-		return len(l.front) < e.Slots
+		return len(kq.front) < e.Slots
 	}
-	return len(l.front) == 0 || e.Shared && l.shared && l.pending == 0
+	return len(kq.front) == 0 || e.Shared && kq.shared && kq.pending == 0
 }
 
 // grace is for how long a waiter whose wait is over waits for those in front to be told whether
@@ -356,18 +356,18 @@ func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
 }
 
 // tell notes that somebody has the key.
-func (l *keyQueue) tell() {
-	l.toldAt = time.Now()
-	if l.news != nil {
-		close(l.news)
-		l.news = nil
+func (kq *keyQueue) tell() {
+	kq.toldAt = time.Now()
+	if kq.news != nil {
+		close(kq.news)
+		kq.news = nil
 	}
 }
 
 // ahead is what those in front know, for a waiter that came at a time.
-func (l *keyQueue) ahead(came time.Time) Ahead {
-	a := Ahead{Taken: l.toldAt.After(came)}
-	for _, t := range l.front {
+func (kq *keyQueue) ahead(came time.Time) Ahead {
+	a := Ahead{Taken: kq.toldAt.After(came)}
+	for _, t := range kq.front {
 		a.Taken = a.Taken || t.told || t.waits || t.holder != nil
 		a.Asks = a.Asks || t.asks
 	}
@@ -375,8 +375,8 @@ func (l *keyQueue) ahead(came time.Time) Ahead {
 }
 
 // held returns one of those in front that holds the key, or nil.
-func (l *keyQueue) held() *Ticket {
-	for _, t := range l.front {
+func (kq *keyQueue) held() *Ticket {
+	for _, t := range kq.front {
 		if t.holder != nil {
 			return t
 		}
@@ -385,8 +385,8 @@ func (l *keyQueue) held() *Ticket {
 }
 
 // holder says who held returns, and for how long it has held the key.
-func (l *keyQueue) holder() (*lockerr.Holder, *Ticket) {
-	t := l.held()
+func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
+	t := kq.held()
 	if t == nil {
 		return nil, nil
 	}
@@ -420,25 +420,25 @@ func (q *Queue) admit(t *Ticket, e Key) {
 }
 
 // next returns the first waiter for which it is not too late; nil if there is none. It refuses those before.
-func (l *keyQueue) next() *waiter {
-	for at := l.waiting.Front(); at != nil; at = l.waiting.Front() {
+func (kq *keyQueue) next() *waiter {
+	for at := kq.waiting.Front(); at != nil; at = kq.waiting.Front() {
 		w := at.Value.(*waiter)
-		late := l.turns.tooLate(w)
+		late := kq.turns.tooLate(w)
 		if late == nil {
 			return w
 		}
-		l.call(late)
+		kq.call(late)
 	}
 	return nil
 }
 
 // callNext tells the first waiter that it is the next, if it asks for that, and the one in front has the key and could hand it over.
-func (l *keyQueue) callNext() {
-	at := l.waiting.Front()
-	if at == nil || len(l.front) != 1 || l.front[0].holder == nil {
+func (kq *keyQueue) callNext() {
+	at := kq.waiting.Front()
+	if at == nil || len(kq.front) != 1 || kq.front[0].holder == nil {
 		return
 	}
-	if w := at.Value.(*waiter); w.next != nil && !w.called && w.from == l.front[0].from {
+	if w := at.Value.(*waiter); w.next != nil && !w.called && w.from == kq.front[0].from {
 		w.called = true
 		close(w.next)
 	}
@@ -453,8 +453,8 @@ func (t *Ticket) Next() bool {
 }
 
 // call ends the wait of the first waiter, which is in front, or refused.
-func (l *keyQueue) call(refused error) {
-	w := l.waiting.Remove(l.waiting.Front()).(*waiter)
+func (kq *keyQueue) call(refused error) {
+	w := kq.waiting.Remove(kq.waiting.Front()).(*waiter)
 	w.ticket.waits, w.refused = false, refused
 	close(w.front)
 }
@@ -612,17 +612,17 @@ func (t *Ticket) Taken() []int {
 
 // give keeps a slot for the first in front that waits for one, else for tickets that come
 // later.
-func (l *keyQueue) give(slot int) {
+func (kq *keyQueue) give(slot int) {
 	if slot == noSlot {
 		return
 	}
-	for _, t := range l.front {
+	for _, t := range kq.front {
 		if !t.passing && t.slot == noSlot && t.free == noSlot && slot < t.positions[0].Slots {
 			t.keep(slot)
 			return
 		}
 	}
-	l.left = append(l.left, slot)
+	kq.left = append(kq.left, slot)
 }
 
 // keepOneLeft keeps for t the slot that was released last, of those that are kept for no ticket.

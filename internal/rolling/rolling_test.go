@@ -175,35 +175,35 @@ func (s *shop) start(t testing.TB, version string) *seller {
 }
 
 // tell has it sell, as runSeller says.
-func (p *seller) tell(what string) {
-	p.t.Helper()
-	_, err := fmt.Fprintln(p.in, what)
-	dbtest.OK(p.t, err)
+func (s *seller) tell(what string) {
+	s.t.Helper()
+	_, err := fmt.Fprintln(s.in, what)
+	dbtest.OK(s.t, err)
 }
 
-func (p *seller) answer() string {
-	p.t.Helper()
-	if !p.out.Scan() {
-		p.t.Fatalf("the program has ended: %v", p.out.Err())
+func (s *seller) answer() string {
+	s.t.Helper()
+	if !s.out.Scan() {
+		s.t.Fatalf("the program has ended: %v", s.out.Err())
 	}
-	return p.out.Text()
+	return s.out.Text()
 }
 
-func (p *seller) must(what string) {
-	p.t.Helper()
-	if p.tell(what); p.answer() != "" {
-		p.t.Fatalf("%s: %s", what, p.out.Text())
+func (s *seller) must(what string) {
+	s.t.Helper()
+	if s.tell(what); s.answer() != "" {
+		s.t.Fatalf("%s: %s", what, s.out.Text())
 	}
 }
 
 // end has it end.
-func (p *seller) end() {
-	if p.over {
+func (s *seller) end() {
+	if s.over {
 		return
 	}
-	p.over = true
-	_ = p.in.Close()
-	if err := p.cmd.Wait(); err != nil {
-		p.t.Errorf("a program has ended with %v", err)
+	s.over = true
+	_ = s.in.Close()
+	if err := s.cmd.Wait(); err != nil {
+		s.t.Errorf("a program has ended with %v", err)
 	}
 }

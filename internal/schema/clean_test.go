@@ -144,15 +144,15 @@ type stopBefore struct {
 	then func()
 }
 
-func (c *stopBefore) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if len(text) >= len(c.text) && text[:len(c.text)] == c.text {
-		c.then()
+func (sb *stopBefore) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if len(text) >= len(sb.text) && text[:len(sb.text)] == sb.text {
+		sb.then()
 	}
-	return c.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
+	return sb.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
 }
 
-func (c *stopBefore) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+func (sb *stopBefore) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return sb.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 }
 
 // TestACleanUpThatFailsRemovesNothing, whatever goes wrong, and leaves no transaction open.

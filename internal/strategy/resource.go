@@ -22,52 +22,52 @@ type Resource struct {
 }
 
 // Tell lets the application ask for a number of the keys.
-func (p Resource) Tell(what hint.What, n uint64) {
-	if p.LockContext != nil {
-		p.LockContext.Tell(what, p.Key, n)
-		for _, key := range p.Also {
-			p.LockContext.Tell(what, key, n)
+func (r Resource) Tell(what hint.What, n uint64) {
+	if r.LockContext != nil {
+		r.LockContext.Tell(what, r.Key, n)
+		for _, key := range r.Also {
+			r.LockContext.Tell(what, key, n)
 		}
 	}
 }
 
 // Forget takes back what Tell has told.
-func (p Resource) Forget(what hint.What) {
-	if p.LockContext != nil {
-		p.LockContext.Forget(what, p.Key)
-		for _, key := range p.Also {
-			p.LockContext.Forget(what, key)
+func (r Resource) Forget(what hint.What) {
+	if r.LockContext != nil {
+		r.LockContext.Forget(what, r.Key)
+		for _, key := range r.Also {
+			r.LockContext.Forget(what, key)
 		}
 	}
 }
 
 // SlotRows are the rows of the slots.
-func (p Resource) SlotRows() []string {
-	rows := make([]string, p.Slots)
+func (r Resource) SlotRows() []string {
+	rows := make([]string, r.Slots)
 	for i := range rows {
-		rows[i] = keyrow.SlotName(p.Row, i)
+		rows[i] = keyrow.SlotName(r.Row, i)
 	}
 	return rows
 }
 
 // Space tells apart the locks that do not exclude each other on the same row, and
 // those that do but mean different things.
-func (p Resource) Space() string {
+func (r Resource) Space() string {
 	switch {
-	case p.Slots > 0:
+	case r.Slots > 0:
 		return "slots"
-	case p.Traits.Table && p.Traits.Excludes:
+	case r.Traits.Table && r.Traits.Excludes:
 		return Rows
 	}
-	return p.Traits.Name
+	return r.Traits.Name
 }
 
 // Rows is the space of those that exclude each other on the same row of the table.
 const Rows = "rows"
 
 // SameAs reports whether other is kept on the same row, in the same space.
-func (p Resource) SameAs(other Resource) bool {
-	return p.Row == other.Row && p.Space() == other.Space()
+func (r Resource) SameAs(other Resource) bool {
+	return r.Row == other.Row && r.Space() == other.Space()
 }
 
 // Merge returns resources, each once, sorted by their rows: one With says how a key is
@@ -90,23 +90,23 @@ func Merge(resources []Resource) (merged []Resource) {
 }
 
 // merge adds what other, on the same row and in the same space, asks for.
-func (p *Resource) merge(other Resource) {
-	if p.Key != other.Key {
-		p.Also = append(p.Also, other.Key)
-		if p.Traits.Inside && !other.Traits.Inside { // outside of the transaction it has a token
-			p.Kind, p.Traits = other.Kind, other.Traits
+func (r *Resource) merge(other Resource) {
+	if r.Key != other.Key {
+		r.Also = append(r.Also, other.Key)
+		if r.Traits.Inside && !other.Traits.Inside { // outside of the transaction it has a token
+			r.Kind, r.Traits = other.Kind, other.Traits
 		}
 	}
-	p.Shared = p.Shared && other.Shared
-	p.Slots = min(p.Slots, other.Slots)
+	r.Shared = r.Shared && other.Shared
+	r.Slots = min(r.Slots, other.Slots)
 	// The older of two versions, of which 0 is none, is still the version if nothing
 	// has changed.
-	p.Version = cmp.Or(min(p.Version, other.Version), max(p.Version, other.Version))
+	r.Version = cmp.Or(min(r.Version, other.Version), max(r.Version, other.Version))
 }
 
 // Upgrade is the answer to a caller who holds a key shared and asks for more.
-func (p Resource) Upgrade() error {
-	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+func (r Resource) Upgrade() error {
+	return &lockerr.Error{Op: "lock", Key: r.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock;"+
 			" ask for the exclusive lock from the beginning"))}
 }

@@ -130,15 +130,15 @@ func (a *Attempt) awaitSlot(ctx context.Context, s Slots) (slot int, err error) 
 // live lease; -1 is none. A missing row is not free. A server without SKIP LOCKED tells about leases
 // only. It looks on a control connection: a search that passes over locked rows leaves gap locks in its
 // transaction, and then no one could make rows there. If none is free in time, the error matches ErrExhausted.
-func (cfg *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int, error) {
+func (c *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int, error) {
 	timed, cancel := server.Within(ctx, lookLimit)
 	defer cancel()
-	c, err := cfg.Control.Acquire(timed)
+	control, err := c.Control.Acquire(timed)
 	if err != nil {
 		return noSlot, err
 	}
-	defer c.Release()
-	found, err := server.Query(ctx, c.Conn, cfg.freeSQL(rows, open))
+	defer control.Release()
+	found, err := server.Query(ctx, control.Conn, c.freeSQL(rows, open))
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return noSlot, context.Cause(ctx)
@@ -154,16 +154,16 @@ func (cfg *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int
 
 // freeSQL looks up one row after the other by its primary key, until it has found one that is free.
 // It begins with a random one: processes that all began with the first would collide.
-func (cfg *Config) freeSQL(rows []string, open []int) string {
+func (c *Config) freeSQL(rows []string, open []int) string {
 	lines := make([][]string, len(open))
 	for i, first := 0, rand.N(len(open)); i < len(open); i++ {
 		slot := open[(first+i)%len(open)]
 		lines[i] = []string{strconv.Itoa(slot), schema.Literal(rows[slot])}
 	}
 	skip := ""
-	if cfg.Info.SkipLocked {
+	if c.Info.SkipLocked {
 		skip = " FOR UPDATE SKIP LOCKED"
 	}
-	return "SELECT i FROM " + schema.List(lines, "i", "n") + " STRAIGHT_JOIN " + cfg.Table.String() +
-		" ON " + schema.Row("", cfg.Namespace, "n") + " WHERE NOT " + schema.Live("") + " LIMIT 1" + skip
+	return "SELECT i FROM " + schema.List(lines, "i", "n") + " STRAIGHT_JOIN " + c.Table.String() +
+		" ON " + schema.Row("", c.Namespace, "n") + " WHERE NOT " + schema.Live("") + " LIMIT 1" + skip
 }

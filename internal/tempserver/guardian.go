@@ -40,14 +40,14 @@ exec "$@"
 `
 )
 
-// startGuardian starts the guardian of s.dir, which need not be there yet.
-func (s *instance) startGuardian() error {
+// startGuardian starts the guardian of i.dir, which need not be there yet.
+func (i *instance) startGuardian() error {
 	stdin, leash, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer stdin.Close()
-	guardian := exec.Command("/bin/sh", "-c", guardianScript, "tempserver-guardian", s.dir)
+	guardian := exec.Command("/bin/sh", "-c", guardianScript, "tempserver-guardian", i.dir)
 	guardian.Stdin = stdin
 	guardian.Dir = "/"
 	guardian.Env = []string{"PATH=" + os.Getenv("PATH") + ":/usr/bin:/bin"}
@@ -56,6 +56,6 @@ func (s *instance) startGuardian() error {
 		leash.Close()
 		return err
 	}
-	s.guardian, s.leash = guardian, leash
+	i.guardian, i.leash = guardian, leash
 	return nil
 }

@@ -78,7 +78,7 @@ type healthChecks struct {
 }
 
 // listen answers for s at the address that it returns.
-func (c *healthChecks) listen(s *Server) (string, error) {
+func (hc *healthChecks) listen(s *Server) (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -94,14 +94,14 @@ func (c *healthChecks) listen(s *Server) (string, error) {
 			}
 		}),
 	}
-	c.servers = append(c.servers, server)
-	c.running.Go(func() { _ = server.Serve(listener) }) // it ends with close
+	hc.servers = append(hc.servers, server)
+	hc.running.Go(func() { _ = server.Serve(listener) }) // it ends with close
 	return listener.Addr().String(), nil
 }
 
-func (c *healthChecks) close() {
-	for _, server := range c.servers {
+func (hc *healthChecks) close() {
+	for _, server := range hc.servers {
 		_ = server.Close()
 	}
-	c.running.Wait()
+	hc.running.Wait()
 }

@@ -109,11 +109,11 @@ func Start(ctx context.Context, b Binary, opts ...string) (*Server, error) {
 func (s *Server) Socket() string { return s.path("socket") }
 
 // Addr returns the program's address, "127.0.0.1:port". It never changes.
-func (s *instance) Addr() string { return s.addr }
+func (i *instance) Addr() string { return i.addr }
 
 // DSN returns the data source name of a database on the server, in the form of
 // github.com/go-sql-driver/mysql. The database need not exist; "" is none.
-func (s *instance) DSN(db string) string { return "root@tcp(" + s.addr + ")/" + db }
+func (i *instance) DSN(db string) string { return "root@tcp(" + i.addr + ")/" + db }
 
 // Version returns what SELECT VERSION() says.
 func (s *Server) Version() string { return s.version }
@@ -121,13 +121,13 @@ func (s *Server) Version() string { return s.version }
 // Kill ends the server as a crash would, with SIGKILL, also when it is paused.
 // The data stays: Restart brings the server back. Killing a server that is
 // down does nothing.
-func (s *instance) Kill() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
+func (i *instance) Kill() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stopped {
 		return errStopped
 	}
-	s.kill()
+	i.kill()
 	return nil
 }
 
@@ -150,15 +150,15 @@ func (s *Server) Restart(ctx context.Context) error {
 // Pause freezes the server with SIGSTOP: it answers nothing, but its
 // connections stay open and the system still accepts new ones. It returns when
 // the server stands still.
-func (s *instance) Pause() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.signal(syscall.SIGSTOP); err != nil {
+func (i *instance) Pause() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err := i.signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	for !allStopped(s.process.Pid) {
+	for !allStopped(i.process.Pid) {
 		select {
-		case <-s.process.done:
+		case <-i.process.done:
 			return errDown
 		case <-time.After(time.Millisecond):
 		}
@@ -167,30 +167,30 @@ func (s *instance) Pause() error {
 }
 
 // Resume lets a paused server run on. It does nothing to one that runs.
-func (s *instance) Resume() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.signal(syscall.SIGCONT)
+func (i *instance) Resume() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.signal(syscall.SIGCONT)
 }
 
 // Stop ends the server and removes its folder. Only the first call does
 // something; all other methods that change the server fail from then on.
-func (s *instance) Stop() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
+func (i *instance) Stop() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.stopped {
 		return nil
 	}
-	s.stopped = true
-	s.kill()
-	if s.port != nil {
-		s.port.Close()
+	i.stopped = true
+	i.kill()
+	if i.port != nil {
+		i.port.Close()
 	}
-	if s.guardian != nil {
-		s.leash.Close()
-		_ = s.guardian.Wait() // RemoveAll below tells what matters
+	if i.guardian != nil {
+		i.leash.Close()
+		_ = i.guardian.Wait() // RemoveAll below tells what matters
 	}
-	if err := os.RemoveAll(s.dir); err != nil { // in case the guardian could not
+	if err := os.RemoveAll(i.dir); err != nil { // in case the guardian could not
 		return fmt.Errorf("tempserver: %w", err)
 	}
 	return nil
@@ -208,25 +208,25 @@ func (s *Server) prepare(template string) error {
 }
 
 // settle makes the folder and reserves the port.
-func (s *instance) settle(name string) error {
+func (i *instance) settle(name string) error {
 	tmp, err := filepath.Abs(os.TempDir())
 	if err != nil {
 		return err
 	}
-	s.dir = filepath.Join(tmp, "mysqllock-"+strings.ToLower(name)+"-"+rand.Text())
+	i.dir = filepath.Join(tmp, "mysqllock-"+strings.ToLower(name)+"-"+rand.Text())
 	// The guardian comes before the folder, lest we die between the two.
-	if err := s.startGuardian(); err != nil {
+	if err := i.startGuardian(); err != nil {
 		return err
 	}
-	for _, dir := range []string{s.dir, s.path("tmp")} {
+	for _, dir := range []string{i.dir, i.path("tmp")} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return err
 		}
 	}
-	if err := os.WriteFile(s.path("alive"), nil, 0o600); err != nil {
+	if err := os.WriteFile(i.path("alive"), nil, 0o600); err != nil {
 		return err
 	}
-	s.port, s.addr, err = reservePort()
+	i.port, i.addr, err = reservePort()
 	return err
 }
 
@@ -242,8 +242,8 @@ func (s *Server) launch(ctx context.Context, more ...string) error {
 
 // run starts the program and waits until it is ready. After an error it is not
 // running.
-func (s *instance) run(name string, cmd *exec.Cmd, ready func(*process) error) error {
-	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+func (i *instance) run(name string, cmd *exec.Cmd, ready func(*process) error) error {
+	log, err := os.OpenFile(i.path("log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("tempserver: %w", err)
 	}
@@ -258,15 +258,15 @@ func (s *instance) run(name string, cmd *exec.Cmd, ready func(*process) error) e
 		return fmt.Errorf("tempserver: %w", err)
 	}
 	p := &process{Process: cmd.Process, done: make(chan struct{})}
-	go func() { // ends with the process; until then s, and with it the leash, is in use
+	go func() { // ends with the process; until then i, and with it the leash, is in use
 		_ = cmd.Wait()
-		os.Remove(s.path("pid")) // the number may soon be someone else's
+		os.Remove(i.path("pid")) // the number may soon be someone else's
 		close(p.done)
 	}()
-	s.process = p
+	i.process = p
 
 	if err := ready(p); err != nil {
-		s.kill()
+		i.kill()
 		return fmt.Errorf("tempserver: start %s: %w\n%s", name, err, tail(log, logStart))
 	}
 	return nil
@@ -281,17 +281,17 @@ func (s *Server) command(more ...string) *exec.Cmd {
 }
 
 // guarded returns a command that the guardian kills if need be.
-func (s *instance) guarded(command []string) *exec.Cmd {
-	cmd := exec.Command("/bin/sh", slices.Concat([]string{"-c", launchScript, "tempserver", s.dir}, command)...)
-	cmd.Dir = s.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: s.credential} // Ctrl-C is not for the program
+func (i *instance) guarded(command []string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", slices.Concat([]string{"-c", launchScript, "tempserver", i.dir}, command)...)
+	cmd.Dir = i.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: i.credential} // Ctrl-C is not for the program
 	return cmd
 }
 
 // shutdown ends the process, if there is one, in an orderly way. After an error
 // it is killed.
-func (s *instance) shutdown(ctx context.Context) error {
-	p := s.process
+func (i *instance) shutdown(ctx context.Context) error {
+	p := i.process
 	if p == nil {
 		return nil
 	}
@@ -300,10 +300,10 @@ func (s *instance) shutdown(ctx context.Context) error {
 	_ = p.Signal(syscall.SIGCONT)
 	select {
 	case <-p.done:
-		s.process = nil
+		i.process = nil
 		return nil
 	case <-ctx.Done():
-		s.kill()
+		i.kill()
 		return fmt.Errorf("tempserver: shutdown: %w", ctx.Err())
 	}
 }
@@ -367,24 +367,24 @@ func (s *Server) awaitReady(ctx context.Context, p *process) error {
 }
 
 // kill ends the process, if there is one, and waits for its end.
-func (s *instance) kill() {
-	if s.process == nil {
+func (i *instance) kill() {
+	if i.process == nil {
 		return
 	}
-	_ = s.process.Kill() // an error means that it has ended
-	<-s.process.done
-	s.process = nil
+	_ = i.process.Kill() // an error means that it has ended
+	<-i.process.done
+	i.process = nil
 }
 
 // signal sends a signal to the running server.
-func (s *instance) signal(signal os.Signal) error {
-	if s.stopped {
+func (i *instance) signal(signal os.Signal) error {
+	if i.stopped {
 		return errStopped
 	}
-	if s.process == nil {
+	if i.process == nil {
 		return errDown
 	}
-	if err := s.process.Signal(signal); errors.Is(err, os.ErrProcessDone) {
+	if err := i.process.Signal(signal); errors.Is(err, os.ErrProcessDone) {
 		return errDown
 	} else if err != nil {
 		return fmt.Errorf("tempserver: %w", err)
@@ -393,7 +393,7 @@ func (s *instance) signal(signal os.Signal) error {
 }
 
 // path returns the path of a file of the server.
-func (s *instance) path(name string) string { return filepath.Join(s.dir, name) }
+func (i *instance) path(name string) string { return filepath.Join(i.dir, name) }
 
 // reservePort finds a free loopback port and keeps it from everyone who does
 // not ask for it by number, as the server does. Otherwise someone could get it

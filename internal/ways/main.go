@@ -184,18 +184,18 @@ type commands struct {
 	calls []int
 }
 
-func (s *commands) clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = nil
+func (c *commands) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = nil
 }
 
 // network returns the name of a network on which commands are counted.
-func (s *commands) network() string {
-	name := fmt.Sprintf("ways%p", s)
+func (c *commands) network() string {
+	name := fmt.Sprintf("ways%p", c)
 	mysql.RegisterDialContext(name, func(ctx context.Context, addr string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
-		return counted{c, s}, err
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		return counted{conn, c}, err
 	})
 	return name
 }
