@@ -89,6 +89,28 @@ func TestACommitNeedsAllItsLeases(t *testing.T) {
 	})
 }
 
+// TestRenewalsKeepTheirPaceWhileACommitIsNotAnswered: they do not find the lease that it has released, and are not sent
+// again and again until its answer comes.
+func TestRenewalsKeepTheirPaceWhileACommitIsNotAnswered(t *testing.T) {
+	dbtest.OnServers(t, newWritten, func(t *testing.T, s *scratch) {
+		l, conn := s.locker(setup{}), s.session()
+		lease := l.acquire(request("k"))
+		s.writing(conn)
+		dbtest.OK(t, l.commit(func(ctx context.Context, conn driver.Conn, texts ...string) ([][][]string, error) {
+			answers, err := server.SendPacket(ctx, conn, texts...)
+			sent := l.tap.Texts()
+			l.renewNow(lease)
+			dbtest.Soon(t, "it was renewed", func() bool { return len(sent()) > 0 })
+			time.Sleep(200 * time.Millisecond)
+			if n := count(sent(), "INSERT"); n != 1 {
+				t.Errorf("%d renewals", n)
+			}
+			return answers, err
+		}, conn, true, lease))
+		dbtest.OK(t, lease.Release())
+	})
+}
+
 // TestACommitReleases: a lease that ends with the transaction is released by it, if that commits. A renewal that
 // comes between does not take it for lost, and nothing is left for Release but the wake-up lock.
 func TestACommitReleases(t *testing.T) {

@@ -184,7 +184,8 @@ func (l *Lease) loseFound() {
 	ending := l.given || l.maybe
 	l.trouble = errNotOurs
 	l.mu.Unlock()
-	if ending { // the COMMIT has released it
+	if ending { // the COMMIT has released it, and may not be answered for a while
+		l.locker.again(l, errNotOurs)
 		return
 	}
 	l.locker.mu.Lock()
