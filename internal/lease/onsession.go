@@ -77,7 +77,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 		o.err = lockerr.ErrNoAnswer
 	case !maybe: // the server says that it has not granted it
 		c.RollBackUnknown(ctx, pool.AnswerTime)
-		if !server.Locked(o.err) { // it may have got as far as the wake-up lock
+		if !server.Locked(o.err) && !server.ReadOnlyTransactions(o.err) { // it may have got as far as the wake-up lock
 			c.Taint()
 		}
 		o.err = nil

@@ -123,6 +123,10 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 			u.breakLink()
 		}
 		return false, nil
+	case answered < at && server.ReadOnlyTransactions(err): // all of the connection's are, and there is nothing that could be written
+		e.ended(strategy.Failed)
+		u.compared = nil
+		return false, u.txn.Commit(u.limit)
 	case !sent && server.Number(err) == 0:
 		refused = true
 	default:

@@ -169,12 +169,16 @@ func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 		for name, opt := range everyStrategy {
 			key, nothing := dbtest.Random(), func(context.Context) error { return nil }
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt))
-			if tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt), nil); err == nil {
-				stock.MustRead(t, dbtest.Limited(t), tx, 1)
-				dbtest.OK(t, tx.Rollback())
-			}
-			if err := mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt, lockctx.NoWait()); err != nil {
-				t.Errorf("%s: after a transaction that read: %v", name, err)
+			for how, end := range map[string]func(*sql.Tx) error{"ROLLBACK": (*sql.Tx).Rollback, "COMMIT": (*sql.Tx).Commit} {
+				if tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), key, opt), nil); err == nil {
+					stock.MustRead(t, dbtest.Limited(t), tx, 1)
+					if err := end(tx); err != nil {
+						t.Errorf("%s: %s of a transaction that read: %v", name, how, err)
+					}
+				}
+				if err := mysqllock.Do(dbtest.Limited(t), writer, key, nothing, opt, lockctx.NoWait()); err != nil {
+					t.Errorf("%s: after %s: %v", name, how, err)
+				}
 			}
 			if _, err := db.ExecContext(lockctx.With(dbtest.Limited(t), dbtest.Random(), opt), "UPDATE p SET stock = 0 WHERE id = 1"); err == nil {
 				t.Errorf("%s: write succeeded", name)
