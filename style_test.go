@@ -17,9 +17,6 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-// unstyled are the packages for which TestReceiversAreInitialsAndLinesAreShort is not in force yet.
-var unstyled = []string{"internal/unit", "internal/rowlock", "internal/statement", "internal/server"}
-
 // TestReceiversAreInitialsAndLinesAreShort: in this module all methods of a type have the same name for the
 // receiver, which is the type's first letter or the first letters of its words: c or lc for lockConn. No line but
 // those of tests has more than 140 characters.
@@ -31,7 +28,7 @@ func TestReceiversAreInitialsAndLinesAreShort(t *testing.T) {
 			return err
 		case entry.IsDir() && path != ".":
 			_, module := os.Stat(filepath.Join(path, "go.mod"))
-			if module == nil || entry.Name() == "testdata" || entry.Name() == ".git" || slices.Contains(unstyled, path) {
+			if module == nil || entry.Name() == "testdata" || entry.Name() == ".git" {
 				return fs.SkipDir
 			}
 			return nil

@@ -66,51 +66,51 @@ func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error
 // Keeps reports whether a transaction in which nothing has run can go to the next caller as
 // it is: other processes have not waited for long, and the session is alive, as far as can be
 // told without a round trip.
-func (s *Handoff) Keeps(ctx context.Context) bool {
-	return s.kept < s.l.cfg.HandOvers && time.Since(s.since) < s.l.cfg.HandOverTime && s.passes() && s.c.Own() && s.c.Fresh(ctx)
+func (h *Handoff) Keeps(ctx context.Context) bool {
+	return h.kept < h.l.cfg.HandOvers && time.Since(h.since) < h.l.cfg.HandOverTime && h.passes() && h.c.Own() && h.c.Fresh(ctx)
 }
 
 // passes reports whether somebody is there to whom the session can go, and nobody who waits
 // for any session.
-func (s *Handoff) passes() bool {
-	return s.ticket.HasNext(s.l) && !s.c.Wanted() && s.c.Clean()
+func (h *Handoff) passes() bool {
+	return h.ticket.HasNext(h.l) && !h.c.Wanted() && h.c.Clean()
 }
 
 // Commits reports whether the COMMIT of the transaction is to lock the key for the next
 // caller. It does not pay if that is a round trip more, which the caller who commits would wait for.
 // If another process waits for the key, that gets it all the same, so it does not pay while others do.
-func (s *Handoff) Commits() bool {
-	return s.commits < s.l.cfg.HandOvers && s.c.Packs(2) && s.passes() && !s.ticket.SeenOtherProcess()
+func (h *Handoff) Commits() bool {
+	return h.commits < h.l.cfg.HandOvers && h.c.Packs(2) && h.passes() && !h.ticket.SeenOtherProcess()
 }
 
 // Commit commits, and locks the key for the next caller. If locked is false without an error, the transaction is
 // committed, and the next caller has to ask; if the session is not clean then, the key may still be locked on it. An
 // error with a number of the server's says that nothing was committed.
-func (s *Handoff) Commit(ctx context.Context) (locked bool, err error) {
-	answers, err := s.c.Send(ctx, "COMMIT", s.Next())
+func (h *Handoff) Commit(ctx context.Context) (locked bool, err error) {
+	answers, err := h.c.Send(ctx, "COMMIT", h.Next())
 	if len(answers) == 0 {
 		if server.Interrupted(err) && !server.Locked(err) {
-			_, err = server.Uncommitted(ctx, s.c.Conn, err)
+			_, err = server.Uncommitted(ctx, h.c.Conn, err)
 		}
 		return false, err
 	}
-	return s.Locked(ctx, answers[1:], err), nil
+	return h.Locked(ctx, answers[1:], err), nil
 }
 
 // Next is the statement behind COMMIT that locks the key for the next caller.
-func (s *Handoff) Next() string { return s.l.nextSQL(s.key) }
+func (h *Handoff) Next() string { return h.l.nextSQL(h.key) }
 
 // Locked reports whether Next has locked the key. answers has its answer, and err is its error. If the session is not
 // clean afterwards, the key may still be locked on it.
-func (s *Handoff) Locked(ctx context.Context, answers [][][]string, err error) bool {
+func (h *Handoff) Locked(ctx context.Context, answers [][][]string, err error) bool {
 	switch {
 	case server.Locked(err):
-		s.ticket.SawOtherProcess()
+		h.ticket.SawOtherProcess()
 	case err == nil && quiet(answers[0]):
-		s.committed = true
+		h.committed = true
 		return true
 	}
-	s.c.RollBackUnknown(ctx, rollbackLimit) // it may have locked the key
+	h.c.RollBackUnknown(ctx, rollbackLimit) // it may have locked the key
 	return false
 }
 
@@ -122,13 +122,13 @@ const rollbackLimit = time.Second
 
 // Handoff gives the session, its turn, and the lock to the next caller. If that has gone
 // meanwhile, the lock is given back; if that fails, broken has the server end the session.
-func (s *Handoff) Handoff(broken func()) {
-	if s.broken = broken; s.ticket.Handoff(s.l, s) {
+func (h *Handoff) Handoff(broken func()) {
+	if h.broken = broken; h.ticket.Handoff(h.l, h) {
 		return
 	}
-	if s.c.RollBackUnknown(context.Background(), rollbackLimit); !s.c.Clean() {
+	if h.c.RollBackUnknown(context.Background(), rollbackLimit); !h.c.Clean() {
 		broken()
 	}
-	s.ticket.Leave()
-	s.c.Release()
+	h.ticket.Leave()
+	h.c.Release()
 }

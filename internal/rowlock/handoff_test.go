@@ -160,20 +160,20 @@ func TestHandoffAsItIs(t *testing.T) {
 // firstOnly opens connections whose rows know of no further result set.
 type firstOnly struct{ driver.Connector }
 
-func (k firstOnly) Connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := k.Connector.Connect(ctx)
+func (f firstOnly) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := f.Connector.Connect(ctx)
 	return &firstOnlyConn{conn}, err
 }
 
 type firstOnlyConn struct{ driver.Conn }
 
-func (c *firstOnlyConn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+func (foc *firstOnlyConn) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := foc.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 	return struct{ driver.Rows }{rows}, err
 }
 
-func (c *firstOnlyConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	return c.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
+func (foc *firstOnlyConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	return foc.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
 }
 
 // TestHandoffWithCommit: a unit of work that has written is committed and the key locked for the next caller, by one

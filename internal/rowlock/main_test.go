@@ -90,15 +90,15 @@ type wakeUps struct {
 	turns atomic.Int32 // given and not given back
 }
 
-func (b *wakeUps) await(ctx context.Context, key string, _ time.Time, atMost time.Duration) (func(), error) {
-	b.calls.Add(1)
+func (w *wakeUps) await(ctx context.Context, key string, _ time.Time, atMost time.Duration) (func(), error) {
+	w.calls.Add(1)
 	select {
-	case <-b.wake:
+	case <-w.wake:
 	case <-time.After(atMost):
 	case <-ctx.Done():
-		b.cut.Add(1)
+		w.cut.Add(1)
 		return nil, ctx.Err()
 	}
-	b.turns.Add(1)
-	return func() { b.turns.Add(-1) }, nil
+	w.turns.Add(1)
+	return func() { w.turns.Add(-1) }, nil
 }

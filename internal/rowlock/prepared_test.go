@@ -123,13 +123,13 @@ type preparing struct {
 	ran    int
 }
 
-func (c *preparing) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
-	c.tries++
-	if c.refuse != nil {
-		return nil, c.refuse
+func (p *preparing) PrepareContext(ctx context.Context, text string) (driver.Stmt, error) {
+	p.tries++
+	if p.refuse != nil {
+		return nil, p.refuse
 	}
-	stmt, err := c.base.PrepareContext(ctx, text)
-	return &forgotten{stmt, c}, err
+	stmt, err := p.base.PrepareContext(ctx, text)
+	return &forgotten{stmt, p}, err
 }
 
 type forgotten struct {
@@ -137,11 +137,11 @@ type forgotten struct {
 	c *preparing
 }
 
-func (s *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	if s.c.ran++; s.c.ran >= s.c.runs {
-		return nil, &mysql.MySQLError{Number: s.c.number, Message: "it cannot be run"}
+func (f *forgotten) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	if f.c.ran++; f.c.ran >= f.c.runs {
+		return nil, &mysql.MySQLError{Number: f.c.number, Message: "it cannot be run"}
 	}
-	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
+	return f.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 }
 
 // TestTextsDoWhereALockStatementCannotBePrepared, or the server has forgotten it, and it is not

@@ -517,7 +517,7 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 			lock = a.aloneSQL()
 		}
 		err := a.lockInFront(caller, b, pool.AnswerTime, lock, "", func() {})
-		if !errors.Is(err, driver.ErrSkip) && !(b.Writes && server.Stopped(err)) { // else what there is to tell comes by the lock alone
+		if !errors.Is(err, driver.ErrSkip) && (!b.Writes || !server.Stopped(err)) { // else what there is to tell comes by the lock alone
 			return a.opened(txn, err)
 		}
 	}

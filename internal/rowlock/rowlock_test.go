@@ -641,8 +641,8 @@ type calledTx struct {
 	c called
 }
 
-func (tx calledTx) Commit() error   { tx.c.ended.Add(1); return tx.Tx.Commit() }
-func (tx calledTx) Rollback() error { tx.c.ended.Add(1); return tx.Tx.Rollback() }
+func (c calledTx) Commit() error   { c.c.ended.Add(1); return c.Tx.Commit() }
+func (c calledTx) Rollback() error { c.c.ended.Add(1); return c.Tx.Rollback() }
 
 // TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls, also where the lock is refused, or has
 // to be waited for, and none is handed over.
@@ -780,13 +780,13 @@ type plainConn interface {
 	driver.SessionResetter
 }
 
-func (c lateKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+func (l lateKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	if strings.HasPrefix(text, "KILL QUERY") {
-		c.sent()
+		l.sent()
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return c.plainConn.ExecContext(ctx, text, args)
+	return l.plainConn.ExecContext(ctx, text, args)
 }
 
 // pool has one connection, which is wrapped.
@@ -852,11 +852,11 @@ type failingKill struct {
 	until *atomic.Pointer[time.Time]
 }
 
-func (c failingKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
-	if until := c.until.Load(); strings.HasPrefix(text, "KILL QUERY") && time.Now().Before(*until) {
+func (f failingKill) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+	if until := f.until.Load(); strings.HasPrefix(text, "KILL QUERY") && time.Now().Before(*until) {
 		return nil, &mysql.MySQLError{Number: 1317, Message: "Query execution was interrupted"}
 	}
-	return c.plainConn.ExecContext(ctx, text, args)
+	return f.plainConn.ExecContext(ctx, text, args)
 }
 
 // TestGivingUpLeavesNoWaiterAlthoughKillsFail at first.

@@ -69,12 +69,12 @@ type shown struct {
 	show func(driver.Rows) driver.Rows
 }
 
-func (c shown) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
+func (s shown) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := s.Conn.(driver.QueryerContext).QueryContext(ctx, text, args)
 	if err != nil {
 		return nil, err
 	}
-	return c.show(rows), nil
+	return s.show(rows), nil
 }
 
 // firstOnly are rows of a wrapper that knows of no further result set.
@@ -83,8 +83,8 @@ type firstOnly struct{ driver.Rows }
 // first runs the first statement of a text, as a proxy might, and says that all is well.
 type first struct{ driver.Conn }
 
-func (c first) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
-	return c.Conn.(driver.QueryerContext).QueryContext(ctx, text[:len(text)-len("; SELECT 2")], args)
+func (f first) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
+	return f.Conn.(driver.QueryerContext).QueryContext(ctx, text[:len(text)-len("; SELECT 2")], args)
 }
 
 // TestAGuardThatStopsNoTextIsFoundOut: the guard of the server's flavour is found to stop a text and to let one

@@ -24,11 +24,11 @@ type called struct {
 	waits    chan error // what statements return; a closed one is nil
 }
 
-func (k called) Driver() driver.Driver { return nil }
+func (c called) Driver() driver.Driver { return nil }
 
-func (k called) Connect(context.Context) (driver.Conn, error) {
-	k.forQueue <- statement.ForQueue()
-	return calledConn{k}, nil
+func (c called) Connect(context.Context) (driver.Conn, error) {
+	c.forQueue <- statement.ForQueue()
+	return calledConn{c}, nil
 }
 
 type calledConn struct{ called }

@@ -106,9 +106,9 @@ func (r *Rows) Fail(err error) bool {
 }
 
 // read reads the rows of a set until its end, or until limit bytes are held in all.
-func (set *resultSet) read(base driver.Rows, limit int, held *int) error {
+func (rs *resultSet) read(base driver.Rows, limit int, held *int) error {
 	for {
-		dest := make([]driver.Value, len(set.names))
+		dest := make([]driver.Value, len(rs.names))
 		err := base.Next(dest)
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -117,9 +117,9 @@ func (set *resultSet) read(base driver.Rows, limit int, held *int) error {
 			return err
 		}
 		*held += own(dest)
-		set.rows = append(set.rows, dest)
+		rs.rows = append(rs.rows, dest)
 		if limit > 0 && *held > limit {
-			set.partial = true
+			rs.partial = true
 			return nil
 		}
 	}

@@ -32,63 +32,63 @@ type appConn struct {
 }
 
 // pristine reports whether the connection is like a new one.
-func (s *appConn) pristine() bool {
-	return s.texts.state == sqltext.Idle && s.texts.session == 0 && s.texts.next == 0 &&
-		s.left.String() == "" && !s.left.UserVariables()
+func (ac *appConn) pristine() bool {
+	return ac.texts.state == sqltext.Idle && ac.texts.session == 0 && ac.texts.next == 0 &&
+		ac.left.String() == "" && !ac.left.UserVariables()
 }
 
 // inTransaction reports whether plain SQL text has a transaction open for sure.
-func (s *appConn) inTransaction() bool { return s.texts.state&sqltext.Idle == 0 }
+func (ac *appConn) inTransaction() bool { return ac.texts.state&sqltext.Idle == 0 }
 
 // knownState makes sure of the connection's state: where the texts tell that more may
 // be the case than that nothing is open, the server is asked.
-func (s *appConn) knownState(ctx context.Context) (sqltext.State, error) {
-	state := s.texts.state
+func (ac *appConn) knownState(ctx context.Context) (sqltext.State, error) {
+	state := ac.texts.state
 	if state == sqltext.Idle {
 		return state, nil
 	}
-	if err := s.link.AwaitTurn(ctx); err != nil {
+	if err := ac.link.AwaitTurn(ctx); err != nil {
 		return 0, err
 	}
-	defer s.link.EndTurn()
-	known, err := askState(ctx, s.link.Conn)
+	defer ac.link.EndTurn()
+	known, err := askState(ctx, ac.link.Conn)
 	if err != nil {
 		return 0, err
 	}
-	s.texts.state = known
+	ac.texts.state = known
 	return known, nil
 }
 
 // levels returns the isolation levels of statements outside of transactions: where the texts leave all of them
 // possible, the server is asked.
-func (s *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
-	if s.texts.session != sqltext.AnyLevel {
-		return s.texts.session, nil
+func (ac *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
+	if ac.texts.session != sqltext.AnyLevel {
+		return ac.texts.session, nil
 	}
-	if err := s.link.AwaitTurn(ctx); err != nil {
+	if err := ac.link.AwaitTurn(ctx); err != nil {
 		return 0, err
 	}
-	defer s.link.EndTurn()
-	return s.askLevels(ctx, l)
+	defer ac.link.EndTurn()
+	return ac.askLevels(ctx, l)
 }
 
 // askLevels asks the server for the isolation level of the connection, whose turn the
 // caller has.
-func (s *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
-	rows, err := server.Query(ctx, s.link.Conn, server.Ask(l.Info().IsolationVariable()))
+func (ac *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
+	rows, err := server.Query(ctx, ac.link.Conn, server.Ask(l.Info().IsolationVariable()))
 	if err != nil {
 		return 0, err
 	}
 	if len(rows) == 1 && len(rows[0]) == 1 {
-		s.texts.session = sqltext.Level(rows[0][0])
+		ac.texts.session = sqltext.Level(rows[0][0])
 	}
-	return s.texts.session, nil
+	return ac.texts.session, nil
 }
 
 // noteLeft notes what a statement has left.
-func (s *appConn) noteLeft(text string, info sqltext.Info, query bool, err error) {
-	s.left.Note(text, info, query, err)
-	s.stmts.stale = s.stmts.stale || info.Taints
+func (ac *appConn) noteLeft(text string, info sqltext.Info, query bool, err error) {
+	ac.left.Note(text, info, query, err)
+	ac.stmts.stale = ac.stmts.stale || info.Taints
 }
 
 // statements are what is prepared on an appConn for light connections, or on a session.
@@ -184,8 +184,8 @@ func (s *statements) closeOwn(on driver.Conn) {
 
 // prepared returns a statement that stays prepared on the connection, for arguments of these
 // types: "" if they are not known yet.
-func (s *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
-	return s.stmts.prepared(ctx, s.link.Conn, text, types)
+func (ac *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
+	return ac.stmts.prepared(ctx, ac.link.Conn, text, types)
 }
 
 // prepared returns a statement that stays prepared on the connection on, as [appConn.prepared] does. If the server
@@ -219,9 +219,9 @@ func statementsOf(link *pool.Conn) *statements {
 }
 
 // again has a statement that was prepared for any connection run as it is prepared on s.
-func (s *appConn) again(ctx context.Context, st *statement.Statement) (err error) {
-	st.On = s.link.Conn
-	st.Stmt, err = s.prepared(ctx, st.Text, typesOf(st.Args))
+func (ac *appConn) again(ctx context.Context, st *statement.Statement) (err error) {
+	st.On = ac.link.Conn
+	st.Stmt, err = ac.prepared(ctx, st.Text, typesOf(st.Args))
 	return err
 }
 

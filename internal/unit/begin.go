@@ -29,8 +29,8 @@ type opening struct {
 
 // open opens a unit of work on a session, with what p asks for. What lies outside of the transaction is taken
 // first.
-func (s *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
-	defer func() { p.refused(ctx, s.k, err) }()
+func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
+	defer func() { p.refused(ctx, cs.k, err) }()
 	if o.hold != nil {
 		ctx = handle.ForHold(ctx)
 	}
@@ -39,18 +39,18 @@ func (s *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err e
 		return nil, &lockerr.Error{Op: o.op, Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
-	if err := p.ready(ctx, s, o.hold == nil); err != nil {
+	if err := p.ready(ctx, cs, o.hold == nil); err != nil {
 		return nil, err
 	}
-	at := &session{ctxState: s, p: p, opening: o, levels: levelsOf(o.opts)}
+	at := &session{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
 	if p.compares {
 		if err := p.l.Dirty(at.levels); err != nil {
-			return nil, s.k.Error(o.op, p.h, err)
+			return nil, cs.k.Error(o.op, p.h, err)
 		}
 	}
 	if len(p.outside) > 0 {
 		var undo func()
-		if undo, err = s.takeGrants(ctx, p, at.lender()); err != nil {
+		if undo, err = cs.takeGrants(ctx, p, at.lender()); err != nil {
 			return nil, handle.Yielded(err)
 		}
 		defer func() {

@@ -17,24 +17,24 @@ import (
 // check returns why nothing can run in the lock context any more, or inside the
 // holds around it. A unit of work that a read has begun in a hold ends here, if the hold
 // has ended.
-func (s *ctxState) check(h *hint.Hint) error {
-	if s.unit != nil && s.unit.until != nil {
-		s.unit.inTime()
+func (cs *ctxState) check(h *hint.Hint) error {
+	if cs.unit != nil && cs.unit.until != nil {
+		cs.unit.inTime()
 	}
-	if s.unit != nil && len(s.unit.outer) > 0 {
-		s.unit.outlivesHold()
+	if cs.unit != nil && len(cs.unit.outer) > 0 {
+		cs.unit.outlivesHold()
 	}
-	if s.until != nil {
-		s.inTime()
+	if cs.until != nil {
+		cs.inTime()
 	}
-	for _, g := range s.grants {
+	for _, g := range cs.grants {
 		if err := g.overError("statement"); err != nil {
-			s.fail(err)
+			cs.fail(err)
 			return err
 		}
 	}
-	if s.failed != nil {
-		return beginAgain(s.failed)
+	if cs.failed != nil {
+		return beginAgain(cs.failed)
 	}
 	if h == nil || len(h.Holds) == 0 {
 		return nil
@@ -56,54 +56,54 @@ func beginAgain(err error) error {
 // undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding, and
 // what strict mode has against it. u is the unit that it is to run in; nil where that is
 // still to begin.
-func (s *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
 	var in *relying
 	if u != nil {
 		in = &u.relying
 	}
-	err := s.refuses(h, s.lockCtx, in, st)
+	err := cs.refuses(h, cs.lockCtx, in, st)
 	if err == nil && st.Info.Changes != sqltext.ChangesNothing &&
 		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
-		if on := s.stale.on.Load(); on != nil && on != s.k || s.k.ReadElsewhere(s.lockCtx) {
+		if on := cs.stale.on.Load(); on != nil && on != cs.k || cs.k.ReadElsewhere(cs.lockCtx) {
 			err = errReadElsewhere
 		}
 	}
 	switch {
-	case err == nil && s.k.Settings.Required != nil:
-		return s.required(h, u, st)
+	case err == nil && cs.k.Settings.Required != nil:
+		return cs.required(h, u, st)
 	case err == nil:
 		return nil
 	}
-	return s.error(h, u, st, err)
+	return cs.error(h, u, st, err)
 }
 
 // error is err of a statement that is to run in u, or in a unit that is still to begin.
-func (s *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
+func (cs *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
 	if u != nil {
 		return u.error(st.Op(), err)
 	}
-	return s.k.Error(st.Op(), h, err)
+	return cs.k.Error(st.Op(), h, err)
 }
 
 // required returns why a statement under a lock lacks what strict mode asks for, if it
 // writes a table that needs a lock. Where the first write outside of a hold commits alone, and
 // so gives the lock back under which it was decided, u is only rolled back.
-func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) error {
 	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
 		return nil
 	}
-	r := s.k.Settings.Required
+	r := cs.k.Settings.Required
 	table := r.Writes(st.Text)
 	if table == "" {
 		return nil
 	}
 	lacks := func(sentinel error, why string) error {
-		if err := s.k.Lacks(sentinel, table, why); err != nil {
-			return s.error(h, u, st, err)
+		if err := cs.k.Lacks(sentinel, table, why); err != nil {
+			return cs.error(h, u, st, err)
 		}
 		return nil
 	}
-	alone, shared := s.keysOf(h, u)
+	alone, shared := cs.keysOf(h, u)
 	if len(alone) == 0 {
 		return lacks(lockerr.ErrNoLock, "under a lock that others have at the same time; leave lockctx.Shared and Slots out")
 	}
@@ -118,7 +118,7 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 		}
 	}
 	switch {
-	case !s.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
+	case !cs.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
 		return nil
 	}
 	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, "+
@@ -133,7 +133,7 @@ func (s *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) erro
 // keysOf returns the keys that a statement with h in u is under, sorted: those that nobody else holds
 // meanwhile, and those that others may hold, too. h is nil without a hint, u where the unit is still
 // to begin.
-func (s *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
+func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 	add := func(p strategy.Resource, keys ...string) {
 		if keys = append(append(keys, p.Key), p.Also...); p.Shared || p.Slots > 1 {
 			shared = append(shared, keys...)
@@ -142,7 +142,7 @@ func (s *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		}
 	}
 	if h != nil {
-		resources, _ := s.k.Resources(h) // an error is one that the statement fails with
+		resources, _ := cs.k.Resources(h) // an error is one that the statement fails with
 		for _, p := range resources {
 			add(p)
 		}
@@ -179,23 +179,23 @@ var (
 )
 
 // lost is called when a grant of the unit of work may be lost.
-func (s *ctxState) lost(g *grant) {
-	s.k.Doubt()
-	_ = s.take(context.Background())
-	defer s.give()
-	if slices.Contains(s.grants, g) {
+func (cs *ctxState) lost(g *grant) {
+	cs.k.Doubt()
+	_ = cs.take(context.Background())
+	defer cs.give()
+	if slices.Contains(cs.grants, g) {
 		g.lost()
-		s.fail(g.overError("statement"))
+		cs.fail(g.overError("statement"))
 	}
 }
 
 // fail ends the unit of work, which has lost a grant.
-func (s *ctxState) fail(cause error) {
-	if s.until != nil {
-		s.failed = cause // what was decided under it must not be written without it
+func (cs *ctxState) fail(cause error) {
+	if cs.until != nil {
+		cs.failed = cause // what was decided under it must not be written without it
 	}
-	if s.unit != nil {
-		s.unit.fail(cause, false)
+	if cs.unit != nil {
+		cs.unit.fail(cause, false)
 	}
-	s.dropSpent()
+	cs.dropSpent()
 }

@@ -50,9 +50,9 @@ func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
 	}).(*ctxState)
 }
 
-func (s *ctxState) take(ctx context.Context) error {
+func (cs *ctxState) take(ctx context.Context) error {
 	select {
-	case s.turn <- struct{}{}:
+	case cs.turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -60,32 +60,32 @@ func (s *ctxState) take(ctx context.Context) error {
 }
 
 // tryTake is take without a wait.
-func (s *ctxState) tryTake() bool {
+func (cs *ctxState) tryTake() bool {
 	select {
-	case s.turn <- struct{}{}:
+	case cs.turn <- struct{}{}:
 		return true
 	default:
 		return false
 	}
 }
 
-func (s *ctxState) give() { <-s.turn }
+func (cs *ctxState) give() { <-cs.turn }
 
 // add notes that a grant is held.
-func (s *ctxState) add(g *grant) {
-	s.grants = append(s.grants, g)
-	g.noted = s.k.Enter(g.Resource, true)
+func (cs *ctxState) add(g *grant) {
+	cs.grants = append(cs.grants, g)
+	g.noted = cs.k.Enter(g.Resource, true)
 	g.tellAll()
 }
 
 // drop gives all grants but the first few back. What was lost meanwhile needs
 // no error: nothing that the unit of work did after that was committed. u is the unit that
 // ends with them; nil for none.
-func (s *ctxState) drop(keep int, u *unit) {
-	if len(s.grants) == keep {
+func (cs *ctxState) drop(keep int, u *unit) {
+	if len(cs.grants) == keep {
 		return
 	}
-	for _, g := range s.grants[keep:] {
+	for _, g := range cs.grants[keep:] {
 		g.Forget(hint.ToldToken)
 		g.Forget(hint.ToldSlot)
 		_ = g.Release()
@@ -94,32 +94,32 @@ func (s *ctxState) drop(keep int, u *unit) {
 		}
 		g.noted.Leave()
 	}
-	s.grants = slices.Clone(s.grants[:keep])
+	cs.grants = slices.Clone(cs.grants[:keep])
 	if keep > 0 {
 		return
 	}
-	for _, hold := range s.joined {
+	for _, hold := range cs.joined {
 		hold.cancel(hold.grant.overError("statement"))
 	}
-	s.joined = nil
-	if s.owed != "" {
-		s.outlived(s.owed)
-		s.owed = ""
+	cs.joined = nil
+	if cs.owed != "" {
+		cs.outlived(cs.owed)
+		cs.owed = ""
 	}
-	if s.until = nil; s.unwatch != nil {
-		s.unwatch()
-		s.unwatch = nil
+	if cs.until = nil; cs.unwatch != nil {
+		cs.unwatch()
+		cs.unwatch = nil
 	}
 }
 
 // part notes that a hold has ended which had joined one of the grants. If the unit of
 // work has ended meanwhile, they go with the last such hold.
-func (s *ctxState) part(h *outerHold) {
-	_ = s.take(context.Background())
-	defer s.give()
-	s.joined = slices.DeleteFunc(s.joined, func(other *outerHold) bool { return other == h })
-	if len(s.joined) == 0 && s.owed != "" {
-		s.drop(0, nil)
+func (cs *ctxState) part(h *outerHold) {
+	_ = cs.take(context.Background())
+	defer cs.give()
+	cs.joined = slices.DeleteFunc(cs.joined, func(other *outerHold) bool { return other == h })
+	if len(cs.joined) == 0 && cs.owed != "" {
+		cs.drop(0, nil)
 	}
 }
 
@@ -127,41 +127,41 @@ func (s *ctxState) part(h *outerHold) {
 // read under them. Versions are no lock that anybody waits for: it is enough that the next
 // statement looks, so the context does not keep what is remembered of a lock context that
 // nobody uses any more. An observer is told when the context ends.
-func (s *ctxState) watch(end context.Context) {
-	if s.unwatch != nil || len(s.grants) == 0 {
+func (cs *ctxState) watch(end context.Context) {
+	if cs.unwatch != nil || len(cs.grants) == 0 {
 		return
 	}
-	s.until = end
-	locks := slices.ContainsFunc(s.grants, func(g *grant) bool { return g.Traits.Excludes })
-	if end.Done() == nil || !locks && s.k.Settings.Observe == nil {
+	cs.until = end
+	locks := slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.Traits.Excludes })
+	if end.Done() == nil || !locks && cs.k.Settings.Observe == nil {
 		return
 	}
-	for _, g := range s.grants {
+	for _, g := range cs.grants {
 		g.noted.Until(end.Done())
 	}
-	s.unwatch = context.AfterFunc(end, func() {
-		_ = s.take(context.Background())
-		defer s.give()
-		s.inTime()
+	cs.unwatch = context.AfterFunc(end, func() {
+		_ = cs.take(context.Background())
+		defer cs.give()
+		cs.inTime()
 	})
 }
 
 // inTime gives the grants back if the context has ended that bounds what was read under
 // them. A transaction gives them back at its own end.
-func (s *ctxState) inTime() {
-	if s.unit == nil && s.until != nil && s.until.Err() != nil && len(s.grants) > 0 {
-		g := s.grants[0]
-		s.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(s.until))}
-		s.dropSpent()
+func (cs *ctxState) inTime() {
+	if cs.unit == nil && cs.until != nil && cs.until.Err() != nil && len(cs.grants) > 0 {
+		g := cs.grants[0]
+		cs.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(cs.until))}
+		cs.dropSpent()
 	}
 }
 
 // dropSpent gives the grants back of a unit of work that was lost, or whose context has
 // ended. This handle runs nothing in the lock context any more, but others may.
-func (s *ctxState) dropSpent() {
-	s.drop(0, nil)
-	if s.unit == nil { // else at its end
-		s.outlived("the end of a unit of work that was lost")
+func (cs *ctxState) dropSpent() {
+	cs.drop(0, nil)
+	if cs.unit == nil { // else at its end
+		cs.outlived("the end of a unit of work that was lost")
 	}
 }
 

@@ -44,16 +44,16 @@ const (
 )
 
 // holdEnded notes that a hold has ended in which the lock context had read.
-func (r *staleRead) holdEnded() {
+func (sr *staleRead) holdEnded() {
 	by := endOfHold
-	r.inHold.Store(true)
-	r.by.CompareAndSwap(nil, &by)
+	sr.inHold.Store(true)
+	sr.by.CompareAndSwap(nil, &by)
 }
 
 // renewed notes that the lock context has read again.
-func (r *staleRead) renewed() {
-	r.by.Store(nil)
-	r.inHold.Store(false)
+func (sr *staleRead) renewed() {
+	sr.by.Store(nil)
+	sr.inHold.Store(false)
 }
 
 // staleReads is the key under which a lock context has its staleRead.

@@ -290,24 +290,24 @@ type fakeConn interface {
 	driver.Validator
 }
 
-func (s endsFirst) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := s.Server.Connect(ctx)
+func (e endsFirst) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := e.Server.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return endsFirstConn{c.(fakeConn), s}, nil
+	return endsFirstConn{c.(fakeConn), e}, nil
 }
 
-func (c endsFirstConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
+func (efc endsFirstConn) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	if !strings.HasPrefix(text, "UPDATE p") {
-		return c.fakeConn.ExecContext(ctx, text, args)
+		return efc.fakeConn.ExecContext(ctx, text, args)
 	}
 	res, err := driver.Result(nil), driver.ErrBadConn
-	if c.after {
-		res, err = c.fakeConn.ExecContext(ctx, text, args)
+	if efc.after {
+		res, err = efc.fakeConn.ExecContext(ctx, text, args)
 	}
-	c.end()
-	_ = c.Close()
+	efc.end()
+	_ = efc.Close()
 	return res, err
 }
 

@@ -180,11 +180,11 @@ type oneConn struct {
 	opened *atomic.Int32
 }
 
-func (s oneConn) Connect(ctx context.Context) (driver.Conn, error) {
-	if s.opened.Add(1) > 1 {
+func (o oneConn) Connect(ctx context.Context) (driver.Conn, error) {
+	if o.opened.Add(1) > 1 {
 		return nil, refused(1040)
 	}
-	return s.Server.Connect(ctx)
+	return o.Server.Connect(ctx)
 }
 
 // TestNoConnectionToSetUp: the first lock of a handle asks the server what it is, on a connection of

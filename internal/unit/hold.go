@@ -51,7 +51,7 @@ const (
 )
 
 // inUnit reports whether a transaction keeps the hold.
-func (s holdShape) inUnit() bool { return s == holdUnit || s == holdNested }
+func (hs holdShape) inUnit() bool { return hs == holdUnit || hs == holdNested }
 
 // Acquire takes the lock that a hint asks for, which is of no use after that.
 func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, err error) {

@@ -99,8 +99,8 @@ func (u *unit) verify(ctx context.Context) error {
 
 // verify returns lockerr.ErrConflict if c leads to a node that does not show yet a version that is remembered. The
 // caller has the turn of c.
-func (s *ctxState) verify(ctx context.Context, c *pool.Conn) error {
-	for _, g := range s.grants {
+func (cs *ctxState) verify(ctx context.Context, c *pool.Conn) error {
+	for _, g := range cs.grants {
 		if v, ok := g.held.(strategy.Verified); ok {
 			if err := v.Verify(ctx, c.Conn); err != nil {
 				return err

@@ -62,17 +62,17 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		handoff = u.handoff
 		texts = append(texts, handoff.Next())
 	}
-	w := newPacket(u.l, u.link, st)
-	w.send(ctx, func(own context.Context) (err error) {
-		w.answers, err = server.SendBehind(own, u.link.Conn, w.text(), st.Args, texts...)
+	lp := newPacket(u.l, u.link, st)
+	lp.send(ctx, func(own context.Context) (err error) {
+		lp.answers, err = server.SendBehind(own, u.link.Conn, lp.text(), st.Args, texts...)
 		return err
 	})
-	if len(w.answers) == 0 && server.Unchanged(w.err) {
+	if len(lp.answers) == 0 && server.Unchanged(lp.err) {
 		return counted{}, nil
 	}
 	var res driver.Result
-	res, u.last, w.err = w.outcome(ctx, handoff)
-	return res, w.err
+	res, u.last, lp.err = lp.outcome(ctx, handoff)
+	return res, lp.err
 }
 
 // lastPacket is a text of a write and the COMMIT behind it, perhaps with more around them.
@@ -93,48 +93,48 @@ func newPacket(l *handle.Locks, on *pool.Conn, st *statement.Statement) *lastPac
 }
 
 // text is the write's.
-func (w *lastPacket) text() string { return pool.Marked(w.mark) + w.st.Text }
+func (lp *lastPacket) text() string { return pool.Marked(lp.mark) + lp.st.Text }
 
 // send has do send the packet.
-func (w *lastPacket) send(ctx context.Context, do func(context.Context) error) {
-	killable := strategy.Killable{Limits: certain, Conn: w.on, Mark: w.mark, Control: w.l.Control}
-	w.stopped, w.usable, w.err = killable.Run(ctx, do)
-	if !w.usable {
-		w.l.EndQuery(ctx, w.mark) // else it may go on to its COMMIT long after its caller has gone
+func (lp *lastPacket) send(ctx context.Context, do func(context.Context) error) {
+	killable := strategy.Killable{Limits: certain, Conn: lp.on, Mark: lp.mark, Control: lp.l.Control}
+	lp.stopped, lp.usable, lp.err = killable.Run(ctx, do)
+	if !lp.usable {
+		lp.l.EndQuery(ctx, lp.mark) // else it may go on to its COMMIT long after its caller has gone
 	}
 }
 
 // outcome is what has come of the write: an error with which nothing is committed, or its result, and what has come of the
 // COMMIT. handoff locks the key for the next caller behind that; nil is nobody.
-func (w *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (driver.Result, *lastWrite, error) {
+func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (driver.Result, *lastWrite, error) {
 	switch {
-	case len(w.answers) > 0:
-	case w.stopped && server.Uncounted(w.err):
-		_ = w.on.Close() // as a statement leaves it whose context ends
+	case len(lp.answers) > 0:
+	case lp.stopped && server.Uncounted(lp.err):
+		_ = lp.on.Close() // as a statement leaves it whose context ends
 		return nil, nil, ctx.Err()
-	case server.Uncounted(w.err):
+	case server.Uncounted(lp.err):
 		return nil, nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
-			"so the transaction is rolled back: %w", w.err))
-	case server.Number(w.err) != 0, errors.Is(w.err, driver.ErrBadConn), errors.Is(w.err, driver.ErrSkip):
-		return nil, nil, w.err
+			"so the transaction is rolled back: %w", lp.err))
+	case server.Number(lp.err) != 0, errors.Is(lp.err, driver.ErrBadConn), errors.Is(lp.err, driver.ErrSkip):
+		return nil, nil, lp.err
 	default:
-		return counted{unknown: w.err}, &lastWrite{err: w.err}, nil
+		return counted{unknown: lp.err}, &lastWrite{err: lp.err}, nil
 	}
 	last := new(lastWrite)
-	switch committed := len(w.answers) > 1; {
+	switch committed := len(lp.answers) > 1; {
 	case !committed:
-		if last.err = w.err; server.Interrupted(w.err) && !server.Locked(w.err) {
-			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), w.on.Conn, w.err)
+		if last.err = lp.err; server.Interrupted(lp.err) && !server.Locked(lp.err) {
+			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), lp.on.Conn, lp.err)
 		}
-	case handoff != nil && w.usable:
-		last.locked = handoff.Locked(context.WithoutCancel(ctx), w.answers[2:], w.err)
-	case w.err != nil:
-		w.on.Taint()
+	case handoff != nil && lp.usable:
+		last.locked = handoff.Locked(context.WithoutCancel(ctx), lp.answers[2:], lp.err)
+	case lp.err != nil:
+		lp.on.Taint()
 	}
-	if len(w.answers[0]) != 1 {
+	if len(lp.answers[0]) != 1 {
 		return counted{unknown: server.ErrAnswers}, last, nil
 	}
-	n, err := strconv.ParseFloat(w.answers[0][0][0], 64)
+	n, err := strconv.ParseFloat(lp.answers[0][0][0], 64)
 	return counted{int64(n), err}, last, nil
 }
 
@@ -152,23 +152,24 @@ func (s *session) alone(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Writes: true, Send: func(
 		ctx context.Context, on *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
 	) error {
-		w, locked := newPacket(s.p.l, on, st), false
-		w.send(ctx, func(own context.Context) (err error) {
-			w.answers, err = server.SendBetween(own, on.Conn, limit, pool.Marked(w.mark)+lock, func(answer [][]string) error {
+		lp, locked := newPacket(s.p.l, on, st), false
+		lp.send(ctx, func(own context.Context) (err error) {
+			lp.answers, err = server.SendBetween(own, on.Conn, limit, pool.Marked(lp.mark)+lock, func(answer [][]string) error {
 				err := granted(answer)
 				locked = err == nil
 				return err
-			}, w.text(), st.Args, server.Rows, "COMMIT")
+			}, lp.text(), st.Args, server.Rows, "COMMIT")
 			return err
 		})
-		if refused := server.Number(w.err) != 0 || errors.Is(w.err, driver.ErrBadConn) || errors.Is(w.err, driver.ErrSkip); !locked && refused {
-			if w.stopped {
-				return context.Cause(ctx)
-			}
-			return w.err
+		unsent := errors.Is(lp.err, driver.ErrBadConn) || errors.Is(lp.err, driver.ErrSkip)
+		switch refused := !locked && (unsent || server.Number(lp.err) != 0); { // else the write may have run
+		case refused && lp.stopped:
+			return context.Cause(ctx)
+		case refused:
+			return lp.err
 		}
 		st.Sent = new(statement.Answer)
-		st.Sent.Result, s.last, st.Sent.Err = w.outcome(ctx, nil)
+		st.Sent.Result, s.last, st.Sent.Err = lp.outcome(ctx, nil)
 		return nil
 	}}
 }

@@ -39,14 +39,14 @@ func (u *unit) nest(ctx context.Context, h *hint.Hint, t *inner, opts driver.TxO
 }
 
 // usable returns why the transaction is not, if so.
-func (t *inner) usable() error {
+func (i *inner) usable() error {
 	switch {
-	case t.failed != nil:
-		return t.failed
-	case t.u.cause != nil:
-		return t.u.cause
-	case t.u.state == stateEnded:
-		return t.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
+	case i.failed != nil:
+		return i.failed
+	case i.u.cause != nil:
+		return i.u.cause
+	case i.u.state == stateEnded:
+		return i.u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its unit of work has ended")))
 	}
 	return nil
 }

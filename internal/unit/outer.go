@@ -84,10 +84,10 @@ func noteHolds(st *statement.Statement) {
 
 // outlived notes that a lease, or an advisory lock, is not held any more. The lock context
 // around the hold goes on, but not with what was read in it.
-func (e *outerHold) outlived() {
-	e.gone.Store(true)
-	if e.stale != nil && e.read.Load() {
-		e.stale.holdEnded()
+func (oh *outerHold) outlived() {
+	oh.gone.Store(true)
+	if oh.stale != nil && oh.read.Load() {
+		oh.stale.holdEnded()
 	}
 }
 

@@ -48,17 +48,17 @@ type request struct {
 }
 
 // plan works out what of h is not held yet.
-func (s *ctxState) plan(h *hint.Hint) (*plan, error) {
-	resources, err := s.k.Resources(h)
+func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
+	resources, err := cs.k.Resources(h)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.mixed(resources); err != nil {
+	if err := cs.mixed(resources); err != nil {
 		return nil, err
 	}
 	p := &plan{h: h, start: time.Now(), around: outerGrants(h)}
 	for _, resource := range resources {
-		held, err := s.has(resource, p.around)
+		held, err := cs.has(resource, p.around)
 		if err == nil && !held {
 			err = p.add(resource)
 		}
@@ -66,13 +66,13 @@ func (s *ctxState) plan(h *hint.Hint) (*plan, error) {
 			return nil, err
 		}
 	}
-	p.compares = p.versions || len(s.grants) > 0 && s.remembers()
+	p.compares = p.versions || len(cs.grants) > 0 && cs.remembers()
 	return p, nil
 }
 
 // mixed returns lockerr.ErrUnsafe if one of resources is kept as a version, and another one, or
 // what the unit of work holds, is locked; or the other way round.
-func (s *ctxState) mixed(resources []strategy.Resource) error {
+func (cs *ctxState) mixed(resources []strategy.Resource) error {
 	var locked, version *strategy.Resource
 	note := func(p *strategy.Resource) {
 		if p.Traits.Excludes {
@@ -84,11 +84,11 @@ func (s *ctxState) mixed(resources []strategy.Resource) error {
 	for i := range resources {
 		note(&resources[i])
 	}
-	for _, g := range s.grants {
+	for _, g := range cs.grants {
 		note(&g.Resource)
 	}
-	if s.unit != nil {
-		for _, r := range s.unit.rows {
+	if cs.unit != nil {
+		for _, r := range cs.unit.rows {
 			note(&r.Resource)
 		}
 	}
@@ -187,17 +187,17 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 
 // has reports whether what p asks for is held, by the unit of work or a hold
 // around it.
-func (s *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
-	keeps := func(g *grant) bool { return g.keeps(s.k, p) }
-	at := slices.IndexFunc(s.grants, keeps)
-	if !p.Traits.Excludes && (at < 0 || s.grants[at].LockContext != p.LockContext) {
+func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
+	keeps := func(g *grant) bool { return g.keeps(cs.k, p) }
+	at := slices.IndexFunc(cs.grants, keeps)
+	if !p.Traits.Excludes && (at < 0 || cs.grants[at].LockContext != p.LockContext) {
 		// What is held here now says nothing of a version that was remembered elsewhere before.
-		if err := s.k.Taken(p.LockContext, false, p); err != nil {
+		if err := cs.k.Taken(p.LockContext, false, p); err != nil {
 			return false, err
 		}
 	}
 	if at >= 0 {
-		return true, s.grants[at].join(p)
+		return true, cs.grants[at].join(p)
 	}
 	if at := slices.IndexFunc(around, keeps); at >= 0 {
 		if !p.Traits.Excludes {
@@ -209,9 +209,9 @@ func (s *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	if !p.Traits.Table {
 		return false, nil
 	}
-	locked := s.unit.row(p.Row)
+	locked := cs.unit.row(p.Row)
 	if p.Slots > 0 {
-		if slot, ok := s.unit.slotOf(p); ok {
+		if slot, ok := cs.unit.slotOf(p); ok {
 			p.Tell(hint.ToldSlot, uint64(slot))
 			return true, nil
 		}
@@ -227,18 +227,18 @@ func (s *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 
 // remembers reports whether the unit of work keeps a version, which its commit
 // compares.
-func (s *ctxState) remembers() bool {
-	return slices.ContainsFunc(s.grants, func(g *grant) bool { return g.version() != 0 })
+func (cs *ctxState) remembers() bool {
+	return slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.version() != 0 })
 }
 
 // caller is who asks for a lock in s, which is nil outside of any lock context. pooled
 // means that it occupies a connection of database/sql while it waits.
-func (s *ctxState) caller(pooled bool) handle.Caller {
-	c := handle.Caller{Pooled: pooled, Has: s.held}
-	if s != nil {
-		c.Asked = &s.asked
-		if s.unit != nil {
-			c.Keeps, c.Holds = s.unit.link, true
+func (cs *ctxState) caller(pooled bool) handle.Caller {
+	c := handle.Caller{Pooled: pooled, Has: cs.held}
+	if cs != nil {
+		c.Asked = &cs.asked
+		if cs.unit != nil {
+			c.Keeps, c.Holds = cs.unit.link, true
 		}
 	}
 	return c
@@ -246,15 +246,15 @@ func (s *ctxState) caller(pooled bool) handle.Caller {
 
 // held returns what a caller has that waits in ctx and s: its tickets, and what others
 // can ask k for, too.
-func (s *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue.Ticket, resources []strategy.Resource) {
+func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue.Ticket, resources []strategy.Resource) {
 	var grants []*grant
 	if h, ok := hint.From(ctx); ok {
 		grants = outerGrants(h) // of other handles, too
 	}
-	if s != nil {
-		grants = slices.Concat(grants, s.grants)
-		if s.unit != nil {
-			for _, row := range s.unit.rows {
+	if cs != nil {
+		grants = slices.Concat(grants, cs.grants)
+		if cs.unit != nil {
+			for _, row := range cs.unit.rows {
 				resources = append(resources, row.Resource)
 			}
 		}
@@ -267,8 +267,8 @@ func (s *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue
 			}
 		}
 	}
-	if s != nil && s.unit != nil {
-		tickets = append(tickets, s.unit.tickets...)
+	if cs != nil && cs.unit != nil {
+		tickets = append(tickets, cs.unit.tickets...)
 	}
 	return tickets, resources
 }
@@ -276,10 +276,10 @@ func (s *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue
 // asks is who asks for a connection under h in s, pooled as for caller. Who is about to wait in
 // the server for a lock counts for that, unless it holds something: it may be what another
 // one there waits for.
-func (s *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
-	by := s.caller(pooled)
-	if s.holds(h) {
-		tickets, _ := s.held(ctx, s.k)
+func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
+	by := cs.caller(pooled)
+	if cs.holds(h) {
+		tickets, _ := cs.held(ctx, cs.k)
 		by.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
 		blocks = false
 	}
@@ -288,6 +288,6 @@ func (s *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) 
 }
 
 // holds reports whether a caller with h in s holds something.
-func (s *ctxState) holds(h *hint.Hint) bool {
-	return s.unit != nil || len(s.grants) > 0 || len(h.Holds) > 0
+func (cs *ctxState) holds(h *hint.Hint) bool {
+	return cs.unit != nil || len(cs.grants) > 0 || len(h.Holds) > 0
 }

@@ -26,10 +26,10 @@ type events struct {
 	told []mysqllock.Event
 }
 
-func (o *events) Observe(_ context.Context, e mysqllock.Event) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.told = append(o.told, e)
+func (e *events) Observe(_ context.Context, event mysqllock.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.told = append(e.told, event)
 }
 
 // TestEachRefusalIsTold: an observer is told once of each lock that was asked for in vain, also by a

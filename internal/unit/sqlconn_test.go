@@ -34,8 +34,8 @@ type runsIn struct {
 	ctx context.Context
 }
 
-func (w runsIn) ExecContext(_ context.Context, text string, args ...any) (sql.Result, error) {
-	return w.Execer.ExecContext(w.ctx, text, args...)
+func (r runsIn) ExecContext(_ context.Context, text string, args ...any) (sql.Result, error) {
+	return r.Execer.ExecContext(r.ctx, text, args...)
 }
 
 // TestASQLConnReadsDecidesAndWrites under a lock, as a sql.DB does: both run on a session.

@@ -41,24 +41,24 @@ type use struct {
 var anew = new(unit)
 
 // note notes a statement that has run in a unit on another connection, or on this one if in is nil.
-func (s *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
-	s.ran, s.in = true, in
+func (u *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
+	u.ran, u.in = true, in
 	if !info.Taints && info.Kind != sqltext.Commits { // it leaves nothing, and takes nothing away
 		return
 	}
 	if in == nil {
-		s.left.Note(text, info, query, err)
-		s.tied = s.tied || info.Taints
+		u.left.Note(text, info, query, err)
+		u.tied = u.tied || info.Taints
 		return
 	}
-	s.away.Note(text, info, query, err)
-	if s.awayIn == nil && (s.away.String() != "" || s.away.UserVariables()) {
-		s.awayIn = in
+	u.away.Note(text, info, query, err)
+	if u.awayIn == nil && (u.away.String() != "" || u.away.UserVariables()) {
+		u.awayIn = in
 	}
 }
 
 // matters reports whether anything that is still to come in the use depends on what has been.
-func (s *use) matters() bool { return s.tied || s.in != nil || s.awayIn != nil }
+func (u *use) matters() bool { return u.tied || u.in != nil || u.awayIn != nil }
 
 // newUse begins a new use of the connection.
 func (c *Conn) newUse() { c.use = use{} }
