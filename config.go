@@ -40,9 +40,8 @@ type Config struct {
 	// TTL is how long a lock survives a holder that has fallen silent without
 	// closing its connection; 0 means 30 s, and less than 1 s is an error.
 	// The server counts it in whole seconds, rounded down. A holder that
-	// lives is kept alive by pings, however long it holds. On MySQL some locks have
-	// no such limit: see "Holders that fall silent" in docs/errors.md. It is also the
-	// TTL of a lease whose option does not say. (lockTTL)
+	// lives is kept alive by pings, however long it holds: see "Holders that fall silent"
+	// in docs/errors.md. It is also the TTL of a lease whose option does not say. (lockTTL)
 	TTL time.Duration
 
 	// Table is the lock table, as table or schema.table; "" means

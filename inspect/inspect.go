@@ -53,9 +53,7 @@
 //
 // A snapshot is read by a few statements, one after the other, within some milliseconds.
 // A caller that is granted a lock meanwhile can show up as its holder and its waiter.
-// MariaDB shows row locks by a copy, which it makes anew only when nobody has read it for 100 ms:
-// beside a program that reads it all the time they can be those of long ago.
-// MariaDB answers from a copy that it renews only if no one has read it for 100 ms: a
+// MariaDB shows row locks by a copy, which it renews only when nobody has read it for 100 ms: a
 // program that asks more often, or two that ask by turns, see an older state.
 //
 // # What it costs
