@@ -175,6 +175,8 @@ func (l *Lease) refused(err error) error {
 		if !errors.Is(err, lockerr.ErrLost) {
 			err = lockerr.With(lockerr.ErrLost, why)
 		}
+	case server.Number(err) == server.QueryInterrupted: // the server's own limits have other numbers
+		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("the check of the lease was ended by a KILL: %w", err))
 	case server.Interrupted(err), server.Locked(err):
 		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
 	}

@@ -283,6 +283,14 @@ func TestAGuardDecidesByTheRowAsItGetsIt(t *testing.T) {
 	})
 }
 
+// TestAGuardThatIsKilledIsNotSaidToHaveWaited: nobody has locked the row.
+func TestAGuardThatIsKilledIsNotSaidToHaveWaited(t *testing.T) {
+	l := &Lease{key: "k"}
+	err := l.refused(&mysql.MySQLError{Number: server.QueryInterrupted, Message: "Query execution was interrupted"})
+	dbtest.Is(t, "killed", err, lockerr.ErrLost)
+	dbtest.Says(t, err, "ended by a KILL")
+}
+
 // TestAGuardWaitsAsLongAsItsLease: it is ended by the server then, and not by a shorter limit of the application's.
 func TestAGuardWaitsAsLongAsItsLease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
