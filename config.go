@@ -58,13 +58,16 @@ type Config struct {
 	// while it needs it: leave SetMaxOpenConns alone. See docs/connections.md. (maxConns)
 	MaxConns int
 
-	// LockMaxConns is the most sessions that Do, Acquire, and reads outside of transactions may
-	// have, beside the connections of database/sql; 0 means 16, and with MaxConns as many as that. A
-	// transaction of BeginTx, or a single write, has a session beside its connection of
-	// database/sql, which does not count. Leases may have as
-	// many again: a few hold all of them, and each key that this process waits for takes
-	// one. So may advisory locks; with MaxConns both have at most a quarter of it. Up to
-	// 4 more are used to make rows and to kill waiters. (lockMaxConns)
+	// LockMaxConns is the most sessions that Do, Acquire, and reads outside of transactions have at a
+	// time; 0 means 16, and with MaxConns as many as that. Not counted are
+	//   - the session of a BeginTx or of a single write: there is one for each connection of
+	//     [database/sql] that has such a call;
+	//   - connections for leases: as many again at most, with MaxConns a quarter of that. A few hold
+	//     all leases, and each key that this process waits for takes one;
+	//   - connections for advisory locks: the same;
+	//   - up to 4 that make rows and kill waiters.
+	//
+	// (lockMaxConns)
 	LockMaxConns int
 
 	// Namespace goes in front of keys, so that applications which share a lock

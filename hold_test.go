@@ -106,6 +106,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		}
 		dbtest.Is(t, "a waiter of a closed handle", <-waits, mysqllock.ErrClosed)
 		dbtest.Soon(t, "the holder of a lease is told", func() bool { return errors.Is(context.Cause(leased.Context()), mysqllock.ErrLost) })
+		dbtest.Is(t, "what it is told", context.Cause(leased.Context()), mysqllock.ErrClosed)
 		if err := h.Release(); err == nil {
 			t.Error("a hold was committed after its handle was closed")
 		}

@@ -1,279 +1,537 @@
-// Package lease keeps a lock as a row of the lock table. The row says who holds the lock,
-// with which token, and until when. Only the server's clock decides when a lease ends. The
-// holder counts by its own monotonic clock; it begins to count before the server does, and
-// gives up earlier.
-//
-// # How a lease is acquired
-//
-// One statement, one round trip, reads the key's row, decides, and grants the lease. The
-// row has the token, which grows by one with each grant and never goes back. The statement
-// waits for a transaction that has locked the row, so a lease and a row lock on the same
-// key exclude each other.
-//
-// # How a waiter is woken
-//
-// The statement that grants a lease also acquires a named lock of the server, the wake-up
-// lock; the statement that releases the lease releases it. A waiter waits in the server
-// for the wake-up lock, on a connection of its own. The other goroutines of its process
-// queue behind it. The wake-up lock only says that it is time to look: the row alone
-// decides. If the connection with the wake-up lock was lost, the waiter asks four times a
-// second.
-//
-// A holder that stands still or was cut off may keep its wake-up lock for longer than its
-// lease. The waiter that finds the lease run out, and nothing run for a second on that
-// connection, closes it with KILL, and takes the lease with the wake-up lock.
-//
-// The wake-up locks of thousands of leases are held on a few lock connections. None of the
-// statements there takes long. These are not the lock connections of package advisory: there the
-// named lock is the lock, so each statement is checked, none ever waits, and who loses a connection
-// loses its locks. Here any statement has its turn, a connection that is lost costs waiters a
-// quarter of a second, and one that carries nothing goes back to the pool at once. Both gather
-// requests in package batch, poll at the pace of package strategy, and begin a wait as package
-// server does. One kind of lock connection for both would have to be told who opens it, how long
-// it stays without a lock, whether a caller waits for its turn or goes along, how many locks it
-// carries, what pings it, and by which clock it is lost.
-//
-// A caller for which there is no connection to wait on polls, ten times a second. It gets the
-// lease if it asks between a release and the next grant.
-//
-// A transaction's lease is taken on its session, if nobody has it, with the COMMIT of the grant behind
-// it in the same text; the transaction's own COMMIT releases the lease and the wake-up lock, so both cost
-// no round trip: see onsession.go.
-//
-// If another caller of the same process waits for a lease that is released, the lease is
-// handed over to it: with a new token, in one statement and without the wake-up lock. The
-// number of handoffs in a row is limited, and so is their time; then waiters of other
-// processes have their turn.
-//
-// With tokens reserved in ranges a handoff would need no statement, and no commit. But a release
-// promises to fail where the lease was lost, taken away by force for instance, which only the
-// server knows: so each would wait for a question of its own, sent after it, which those who hand
-// over at the same time could share, and the last release of a range for the answers to all
-// others, or the next grant of the key would look like a loss to them. That is more than there is
-// now. And a range that is stolen in its middle, handed on by a caller whose clock says that it
-// lasts, would be found out by none of them before its fence.
-//
-// # Many at a time
-//
-// Requests that find all lock connections busy gather, and so do releases whose wake-up locks
-// are on the same connection. Whoever gets the next connection sends what has gathered for it,
-// requests and releases, in one transaction of four statements, which are two texts where the
-// server is far: a batch. It locks the rows
-// that nobody has locked, decides, changes the rows, and commits. So all of them wait for one
-// commit. What is decided of a row is what the server said while the row was locked, so each
-// release knows whether its lease was still held. Whatever meets a row that is locked or
-// missing is then sent alone, and so is everything if the server refuses the batch. If the
-// answer to the COMMIT is lost, each request gives back what it may have been granted, and
-// each release asks again, as they do when they are alone.
-//
-// Most of what a batch costs does not depend on how many rows it changes: on MySQL 9.7, 0.9
-// ms, and 0.03 ms more for a lease that is taken and one that is released. So two lock
-// connections are enough: the more there are, the fewer a batch is for. Others are opened
-// only behind statements that take long. Whoever comes after several went together gathers, too,
-// although a connection may be free: they were answered at the same moment, and may all be about
-// to come again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router
-// each request and each release is sent alone.
-//
-// # Why a lease is two commits
-//
-// The grant is committed before its holder goes on, or a server that is restarted would grant the
-// same token again. The release could be spared its commit only if somebody else took a key whose
-// row says that it is held: because a named lock of the holder is free, for instance, with the row
-// to be written later. But a connection that breaks frees its named locks, too, while the lease
-// goes on, so there would be two holders. And a release that is written later is forgotten with the
-// process that was to write it: the key would stay taken for its TTL after a Release without an
-// error. Within a transaction the release goes with the COMMIT of that; otherwise those of several
-// goroutines share one.
-//
-// # How a lease is kept
-//
-// One goroutine renews all leases. Leases that are due at about the same time are renewed
-// in one statement. A lease whose row is locked, for example by the fences of transactions
-// that commit, is renewed alone: the renewal waits in the server. A lease that could not be
-// renewed in time is lost. Its holder is told before the server would grant it to another.
-//
-// # Without named locks
-//
-// Without named locks nobody is woken: who waits asks four times a second,
-// and when the lease expires. A lease is taken, renewed and released in a transaction that locks
-// its row first, and nothing is handed over or sent in batches. Without share locks its fence is FOR
-// UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits
-// under the fence only if nobody has taken the lease before, and nobody takes it until that has
-// ended.
-//
-// # Clusters
-//
-// To grant, renew or release a lease is a write of its row. The nodes of a cluster agree on
-// one order of writes, so of two grants at the same time one is refused, on whichever
-// nodes. On one server the fence is a locking read. If several nodes take writes it is a
-// write, too, since a read would not see a write that is on its way from another node. A
-// renewal on another node at the same moment can refuse that transaction. A wake-up lock
-// wakes waiters on its own node only; waiters on other nodes ask four times a second.
 package lease
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"maps"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/purpose"
+	"github.com/mysqllock/mysqllock/internal/queue"
+	"github.com/mysqllock/mysqllock/internal/sabotage"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-const (
-	// answerLimit is the least time that the server has to answer a request. It may
-	// wait a second in it for a row, and be busy beside that.
-	answerLimit = 5 * time.Second
-	// handoffWait is how long a release waits for the server, or for the next caller.
-	handoffWait = 2 * time.Second
-	// background bounds work that must be done although its caller is gone.
-	background = 10 * time.Second
-	// longest is how long a waiter relies on being woken.
-	longest = 3 * time.Second
-	// longestForRow is how long the server may let a statement wait for a row, with
-	// its limit of one second, which it looks at once a second.
-	longestForRow = 2 * time.Second
-	// rowsPerStatement is how many rows a statement changes, at most.
-	rowsPerStatement = 500
-	// maxOwner leaves room for the mark in the owner column.
-	maxOwner = 255 - len("#12345678")
-)
+// Lease is a lock on one key that lasts as long as it is renewed. It is safe for
+// concurrent use.
+type Lease struct {
+	locker  *Locker
+	key     string
+	token   uint64
+	ttl     time.Duration
+	minHold time.Duration
+	until   time.Time // when MaxHold is over; zero is never
+	lost    func(error)
+	ticket  *queue.Ticket
+	since   time.Time // when this process was given the key by the server
+	granted time.Time // when the server granted it
+	handed  int       // how often it went from caller to caller since then
+	asked   purpose.Asked
 
-// Locker acquires leases on one server. It is safe for concurrent use.
-type Locker struct {
-	cfg          strategy.Config
-	running      *strategy.Running
-	owner        string // its name with a suffix of this Locker
-	leftBy       string // the same with a suffix of no Locker
-	texts        texts
-	by           steps
-	wakes        bool // by wake-up locks: who waits is woken by a release
-	keepAlive    *pool.KeepAlive
-	takes        batch.Group[*take]
-	maxLockConns int
-	untold       atomic.Bool // the table has no columns for what tools are told, or they cannot be written
+	// session is that of the transaction that the lease ends with, and carries its wake-up lock in place of conn; nil
+	// once it does not. Guarded by the turn of the session. lent: it was taken on one.
+	session *pool.Conn
+	lent    bool
 
-	mu        sync.Mutex
-	lockConns []*lockConn
-	arrived   context.Context // ends when there is one more of them
-	arrive    context.CancelFunc
-	waitConns int                 // connections that waiters have or ask for
-	opening   int                 // requests for which a lock connection is being opened
-	leases    map[*Lease]struct{} // that are held
-	renewing  bool                // the goroutine that renews them was started
-	next      time.Time           // when it looks which are due, if nobody wakes it; zero is as soon as it can
-	wake      chan struct{}       // tells it that one is due earlier than it knows
-	queueing  chan struct{}       // holds a token for each that is renewed behind who has locked its row
+	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
+	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
+	busy bool      // others had locked its row for long when it was renewed last. Guarded by Locker.mu
+
+	mu       sync.Mutex
+	expiry   time.Time   // when it may be over on the server
+	deadline time.Time   // when it is over for its holder, before that
+	timer    *time.Timer // fires at the deadline
+	trouble  error       // why it was not renewed
+	err      error       // why it is over: lost, released or closed
+	given    bool        // a COMMIT has released it
+	maybe    bool        // the same, if that COMMIT comes through
 }
 
-// New returns a Locker. It sends nothing to the server before the first lease. Close
-// releases what it holds.
-//
-// The driver's limit on a read, cfg.ReadTimeout, is longer than a statement may wait for being
-// woken, 3 seconds. cfg.Unsafe also works where a replica that is promoted has other tokens.
-func New(cfg strategy.Config) *Locker {
-	var mark [4]byte
-	_, _ = rand.Read(mark[:]) // never fails
-	l := &Locker{
-		cfg: cfg, running: strategy.NewRunning(),
-		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
-		keepAlive:    pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
-		leases:       make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
-		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
+// margin is how much earlier than the server the holder gives up.
+func margin(ttl time.Duration) time.Duration {
+	if sabotage.LateNotice.Load() {
+		return -ttl
 	}
-	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome}, true
-	if !cfg.Info.NamedLocks {
-		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows}, false
-		l.cfg.HandOvers = 0 // a release is a transaction, and so would a handoff be
-	}
-	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]
-	l.owner, l.leftBy = name+"#"+hex.EncodeToString(mark[:]), name+keyrow.LeftSuffix
-	l.texts = texts{
-		take: l.takeText(""), takeNow: l.takeText(" NOWAIT"), takeOnSession: l.takeOnSessionText(), handoff: l.handoffText(),
-		release: l.releaseText("NULL", "LEAST(expires, UTC_TIMESTAMP(6))"),
-	}
-	l.arrived, l.arrive = context.WithCancel(context.Background())
-	return l
+	return min(ttl/10, 5*time.Second)
 }
 
-// Close ends all waits, tells the holders that their leases are lost, releases the leases
-// as far as the server lets it within some seconds, and closes the connections.
-func (l *Locker) Close() {
-	if !l.running.Stop() {
+// grant makes a lease of a grant on h, which carries its wake-up lock.
+func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
+	now := time.Now()
+	s := &Lease{
+		locker: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
+		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: h.lent,
+	}
+	s.lasts(ans.sent, a.ttl)
+	if a.r.MaxHold > 0 {
+		s.until = ans.sent.Add(a.r.MaxHold)
+	}
+	l := a.Locker
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.running.Ctx.Err() != nil {
+		return nil, lockerr.ErrClosed
+	}
+	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
+	s.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
+	l.leases[s] = struct{}{}
+	switch {
+	case h.lent:
+		s.session = h.c
+	case l.wakes:
+		s.conn = h
+		h.wakeUps[s.key] = s
+	}
+	l.schedule(s, ans.sent, a.ttl)
+	return s, nil
+}
+
+// Key returns the key.
+func (l *Lease) Key() string { return l.key }
+
+// Ticket is the place in front of its queue that the lease was granted with.
+func (l *Lease) Ticket() *queue.Ticket { return l.ticket }
+
+// Token returns the fencing token: of one key, each grant has a greater one.
+func (l *Lease) Token() uint64 { return l.token }
+
+// Expiry is when the lease is over on the server, by the clock of this process and at
+// the earliest, if it is not renewed before.
+func (l *Lease) Expiry() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.expiry
+}
+
+// lasts notes that the server keeps the lease for ttl from sent or later. l.mu is held,
+// or nobody else has l yet.
+func (l *Lease) lasts(sent time.Time, ttl time.Duration) {
+	l.expiry = sent.Add(ttl)
+	l.deadline = l.expiry.Add(-margin(ttl))
+}
+
+// Err returns nil while the lease is held. It looks at the clock, so it also fails before
+// anything else has shown that the lease is over. A lost lease's error matches
+// lockerr.ErrLost, that of a released one lockerr.ErrClosed.
+func (l *Lease) Err() error {
+	l.mu.Lock()
+	err, over := l.err, !time.Now().Before(l.deadline)
+	l.mu.Unlock()
+	if err != nil || !over {
+		return err
+	}
+	l.expire()
+	return l.Err()
+}
+
+// expire tells the holder if the deadline is over, and else waits for it: it may
+// have moved while the timer fired.
+func (l *Lease) expire() {
+	l.mu.Lock()
+	left := time.Until(l.deadline)
+	if left > 0 || l.err != nil {
+		if l.err == nil {
+			l.timer.Reset(left)
+		}
+		l.mu.Unlock()
 		return
 	}
-	l.mu.Lock()
-	held := slices.Collect(maps.Keys(l.leases))
+	trouble, maxHold := l.trouble, !l.until.IsZero() && !l.expiry.Before(l.until)
 	l.mu.Unlock()
-
-	ctx, cancel := server.Within(context.Background(), background/2)
-	left := l.releaseAll(ctx, endAll(held))
-	cancel()
-	l.running.Wait() // also for renewals, which had their rows locked
-	ctx, cancel = server.Within(context.Background(), handoffWait)
-	defer cancel()
-	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.Pace/5); {
-		left = l.releaseAll(ctx, left)
-	}
-	l.keepAlive.Close()
-	for _, h := range l.lockConns {
-		_ = h.c.AwaitTurn(context.Background()) // nobody has it any more
-		l.keepAlive.Forget(h.c)
-		h.c.Destroy() // and with it the wake-up locks
-	}
-}
-
-// Traits of leases, for those who choose among strategies.
-var Traits = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
-
-// Take takes one lease, or one of a key's slots.
-func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant, error) {
-	if r.Resources[0].Slots > 0 {
-		s, err := l.acquireSlot(ctx, r)
-		if err != nil {
-			return nil, err
+	switch {
+	case maxHold:
+		l.lose(errors.New("it was held for as long as MaxHold allows"))
+	case trouble != nil:
+		l.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
+	default: // a holder that was frozen may have lost it before; the rest of the margin is for what it does then
+		if f := l.forced(min(margin(l.ttl)/2, askWhy)); f != nil {
+			l.lose(takenAway(f))
+			return
 		}
-		return []strategy.Grant{s}, nil
-	}
-	p := r.Resources[0]
-	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
-	ask.Lends = r.Lends
-	held, err := l.Acquire(ctx, ask)
-	if err != nil {
-		return nil, err
-	}
-	return []strategy.Grant{held}, nil
-}
-
-// leaseOn asks for a lease on row, as the resource says.
-func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
-	return Request{
-		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
-		Lost: func(error) { lost() },
+		l.lose(errors.New("it was not renewed in time"))
 	}
 }
 
-// Holder asks the server who has the lease on key, without waiting for anybody. It returns
-// nil if nobody has it or this Locker has, or if the server does not answer before ctx ends.
-func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
-	c, err := l.cfg.Control.Acquire(ctx)
+// lose ends a lease that the server may give to another, or has given.
+func (l *Lease) lose(cause error) {
+	err := lockerr.With(lockerr.ErrLost, cause)
+	if !l.end(err) {
+		return
+	}
+	l.ticket.Leave()
+	l.locker.dropWakeUp(l)
+	if l.lost != nil {
+		go l.lost(err)
+	}
+}
+
+// loseFound is lose for a renewal that has not found the lease, which runs within l.running. It asks
+// first who has taken the lease away: what the holder is told does not change after that. Until then
+// the fence refuses its commits.
+func (l *Lease) loseFound() {
+	l.mu.Lock()
+	ending := l.given || l.maybe
+	l.trouble = errNotOurs
+	l.mu.Unlock()
+	if ending { // the COMMIT has released it, and may not be answered for a while
+		l.locker.again(l, errNotOurs)
+		return
+	}
+	l.locker.mu.Lock()
+	l.due = time.Time{}
+	l.locker.mu.Unlock()
+	l.locker.running.Go(func() { l.lose(l.whyNotOurs()) })
+}
+
+var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
+
+// whyNotOurs is why the server does not have the lease as the holder's any more. It asks the server
+// who has taken it away by force, for at most askWhy.
+func (l *Lease) whyNotOurs() error {
+	if f := l.forced(askWhy); f != nil {
+		return takenAway(f)
+	}
+	return errNotOurs
+}
+
+func takenAway(f *schema.Forced) error { return fmt.Errorf("it was taken away on %v", f) }
+
+// forced asks the server who has taken the lease away by force; nil if nobody has, or if the server
+// does not say so within bound.
+func (l *Lease) forced(bound time.Duration) *schema.Forced {
+	locker := l.locker
+	if locker.untold.Load() || locker.running.Enter() != nil {
+		return nil
+	}
+	defer locker.running.Done()
+	ctx, cancel := server.Within(locker.running.Ctx, bound)
+	defer cancel()
+	c, err := locker.cfg.Control.Acquire(ctx)
 	if err != nil {
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, l.holderSQL(key))
-	if err != nil || len(rows) == 0 || rows[0][0] == l.owner {
+	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+locker.cfg.Table.String()+" WHERE "+locker.row("", l.key))
+	if err != nil || len(rows) == 0 {
 		return nil
 	}
-	return keyrow.HolderOf(rows[0][0])
+	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == l.token {
+		return &f
+	}
+	return nil
+}
+
+// askWhy is how long a holder waits at most to be told who has taken its lease away.
+const askWhy = time.Second
+
+// dropWakeUp has the wake-up lock of a lease that is over given back.
+func (l *Locker) dropWakeUp(s *Lease) {
+	l.mu.Lock()
+	h := s.conn
+	s.conn = nil
+	l.mu.Unlock()
+	if h != nil && h.stale.Join(s) {
+		l.running.Background(func(context.Context) { l.releaseWakeUps(h) })
+	}
+}
+
+// end makes the lease be over because of err. It reports whether it was not
+// before.
+func (l *Lease) end(err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return false
+	}
+	l.err = err
+	l.timer.Stop()
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	delete(l.locker.leases, l)
+	l.due = time.Time{}
+	return true
+}
+
+// Lapse ends the renewals: the lease expires by itself, unless it is released before.
+func (l *Lease) Lapse() {
+	l.mu.Lock()
+	if l.trouble == nil {
+		l.trouble = errors.New("its renewals were ended")
+	}
+	l.mu.Unlock()
+	l.locker.mu.Lock()
+	defer l.locker.mu.Unlock()
+	l.due = time.Time{}
+}
+
+// Release hands the lease over to the next caller in the queue of this process. If there is
+// none, it releases the lease on the server. It waits up to two seconds for the server to
+// say whether the lease was still held, and fails with lockerr.ErrLost if it was lost.
+// After any other error the lease is over for its holder, but the key may still be taken: the
+// Locker goes on releasing it in the background, and on the server it expires within the TTL.
+// After nil the key is free, or the next caller's. A second call does nothing.
+//
+// What a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same COMMIT
+// on the session that has it.
+func (l *Lease) Release() error {
+	l.mu.Lock()
+	given, maybe := l.given, l.maybe
+	l.mu.Unlock()
+	if given {
+		if l.end(lockerr.ErrClosed) {
+			l.locker.dropWakeUp(l)
+			l.ticket.Leave()
+		}
+		return nil
+	}
+	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", l.key, err)
+	}
+	locker := l.locker
+	if locker.running.Enter() != nil {
+		return nil // Close gives it back
+	}
+	defer locker.running.Done()
+	if !l.end(lockerr.ErrClosed) {
+		if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
+			return terms.Failure("release", l.key, err)
+		}
+		return nil
+	}
+	if l.mayBeHandedOver() {
+		if given := (&handoff{from: l, told: make(chan error, 1)}); l.ticket.Handoff(locker, given) {
+			return given.wait()
+		}
+	}
+	return locker.relinquish(l, maybe)
+}
+
+// mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
+func (l *Lease) mayBeHandedOver() bool {
+	return l.minHold == 0 && !l.lent && l.handed < l.locker.cfg.HandOvers && time.Since(l.since) < l.locker.cfg.HandOverTime
+}
+
+// handoff is a lease on its way from one caller to the next. The server tells the
+// next caller whether it was still the giver's.
+type handoff struct {
+	from *Lease
+	told chan error
+}
+
+// tell tells the giver what has become of its lease. Only the first call counts,
+// and nil has nobody to tell.
+func (h *handoff) tell(err error) {
+	if h == nil {
+		return
+	}
+	select {
+	case h.told <- err:
+	default:
+	}
+}
+
+// wait returns why the lease was not the giver's any more. Where the next caller does not
+// hear of that in time it returns nil: for the giver the lease was not lost.
+func (h *handoff) wait() error {
+	late := time.NewTimer(handoffWait)
+	defer late.Stop()
+	select {
+	case err := <-h.told:
+		if errors.Is(err, errNotOurs) {
+			err = terms.Failure("release", h.from.key, lockerr.With(lockerr.ErrLost, h.from.whyNotOurs()))
+		}
+		return err
+	case <-late.C:
+		return nil
+	}
+}
+
+// about marks a statement about leases.
+func about(ctx context.Context, s purpose.Purpose, leases ...*Lease) context.Context {
+	ctx = purpose.AskedBy(ctx, leases, func(s *Lease) purpose.Asked { return s.asked })
+	return purpose.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
+}
+
+// releasing is the context of a statement that gives a lease back.
+func releasing(key string) context.Context {
+	return purpose.Named(context.Background(), purpose.Release, hint.StrategyLease, key)
+}
+
+// relinquish gives back a lease that is over for its holder. sent: it may have been given
+// back already. What does not come off within handoffWait goes on in the background, for as
+// long as the lease may last.
+func (l *Locker) relinquish(s *Lease, sent bool) error {
+	over := s.Expiry()
+	ctx, cancel := server.Within(about(context.Background(), purpose.Release, s), handoffWait)
+	defer cancel()
+	done, err := l.release(ctx, s, sent)
+	if done {
+		s.ticket.Leave()
+	} else {
+		l.running.Go(func() {
+			defer s.ticket.Leave()
+			ctx, cancel := l.lingering(over)
+			defer cancel()
+			if done, _ := l.release(about(ctx, purpose.Release, s), s, true); !done {
+				l.dropWakeUp(s)
+			}
+		})
+		err = stays(err, over)
+	}
+	if err != nil {
+		return terms.Failure("release", s.key, err)
+	}
+	return nil
+}
+
+// stays is what the giver of a lease is told that could not be given back so far.
+func stays(err error, until time.Time) error {
+	if errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer) { // which say that nothing is locked
+		err = errors.New(err.Error())
+	}
+	return fmt.Errorf("the lease is not given back yet, and the key may stay taken for up to %v; it is tried again until then: %w",
+		max(0, time.Until(until)).Round(time.Millisecond), err)
+}
+
+// lingering is a context that ends at until, or some time after the Locker is closed: a key is not
+// to stay taken because its process ends just now.
+func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
+	ctx, cancel := server.Within(context.Background(), time.Until(until))
+	stop := context.AfterFunc(l.running.Ctx, func() {
+		strategy.Sleep(ctx, handoffWait)
+		cancel()
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// release tries until ctx ends, whatever the server answers: a row is locked only for a moment,
+// a KILL is over, a server takes writes again, and another connection may be better. done means
+// that the row is free, or not ours any more. sent means that an earlier try may have succeeded.
+func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, err error) {
+	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
+		found, asked, failed := l.releaseOnce(ctx, s, pause > strategy.Pace)
+		switch {
+		case failed == nil && (found || sent): // not found again: the first time was enough
+			return true, nil
+		case failed == nil:
+			return true, lockerr.With(lockerr.ErrLost, s.whyNotOurs())
+		case err == nil || ctx.Err() == nil:
+			err = failed
+		}
+		sent = sent || asked && unknown(failed)
+		if !strategy.Sleep(ctx, pause/2+rand.N(pause)) {
+			return false, err
+		}
+	}
+}
+
+// connOf returns the lock connection that has the lease's wake-up lock, or any if that is lost, and
+// its turn.
+func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
+	l.mu.Lock()
+	h := s.conn
+	l.mu.Unlock()
+	if h != nil {
+		if ours, err := l.awaitTurn(ctx, h); ours {
+			return h, nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return l.borrow(ctx)
+}
+
+// releaseOn releases a lease on h, whose turn is the caller's.
+func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
+	if l.cfg.ReadTimeout == 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = server.Within(ctx, background/2)
+		defer cancel()
+	}
+	found, err = l.by.give(ctx, h, s.key, s.token, s.minHold)
+	if err == nil {
+		l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
+	}
+	return found, err
+}
+
+func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
+	result, err := h.change(ctx, l.releaseBlock(key, token, minHold))
+	if err != nil {
+		return false, err
+	}
+	rows, err := result.RowsAffected()
+	return rows > 0, err
+}
+
+// releaseAll gives leases back whose rows nobody has locked just now. It returns those that
+// may still be held.
+func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
+	sortByKey(leases)
+	for some := range slices.Chunk(leases, rowsPerStatement) {
+		own, passed := about(ctx, purpose.Release, some...), some
+		h, err := l.borrow(own)
+		if err == nil {
+			if passed, err = l.by.giveSome(own, h, some); err != nil {
+				passed = some
+			}
+			l.giveBack(h)
+		}
+		left = append(left, passed...)
+	}
+	return left
+}
+
+func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) {
+	result, err := h.exec(ctx, l.changeSQL(leases, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
+	if err != nil {
+		return nil, err
+	}
+	if n, err := result.RowsAffected(); err != nil || n == 2*int64(len(leases)) {
+		return nil, err
+	}
+	held, err := l.heldOn(ctx, h, leases)
+	for _, s := range leases {
+		if _, ours := held(s); ours {
+			passed = append(passed, s)
+		}
+	}
+	return passed, err
+}
+
+// endAll ends leases for their holders, and tells them. It returns those that had not ended.
+func endAll(leases []*Lease) []*Lease {
+	leases = slices.DeleteFunc(leases, func(s *Lease) bool { return !s.end(lockerr.ErrClosed) })
+	for _, s := range leases {
+		s.ticket.Leave()
+		if s.lost != nil {
+			go s.lost(lockerr.ErrClosed)
+		}
+	}
+	return leases
+}
+
+func sortByKey(leases []*Lease) {
+	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.key, b.key) })
+}
+
+// left is how long the lease still lasts for its holder if it is not renewed.
+func (l *Lease) left() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Until(l.deadline)
 }

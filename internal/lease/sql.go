@@ -131,7 +131,15 @@ func (l *Locker) takeOnSessionText() string {
 	return text
 }
 
-// grantText is the text of a take. may is the condition that what nobody has may be taken.
+// grantText is the text of a take. may is a condition: without it a lease that nobody has is not taken either. With its values in
+// the text, and names for the condition that a lease is live and for what is left of it:
+//
+//	INSERT INTO mysqllock (namespace, name, owner, token, expires)
+//	SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM mysqllock s WHERE s.namespace = … AND s.name = … FOR UPDATE NOWAIT
+//	ON DUPLICATE KEY UPDATE
+//	token = IF(LIVE, "token, and tell noToken + LEFT", IF(may, "token + 1, and tell it", "token, and tell noToken")),
+//	owner = IF("the token was raised", 'ours', owner),
+//	expires = IF("the token was raised", UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND, expires)
 func (l *Locker) grantText(hint, rowLocked, may string) string {
 	t := l.cfg.Table.String()
 	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.

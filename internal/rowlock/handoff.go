@@ -26,7 +26,7 @@ type Handoff struct {
 	// the key now and then finds it locked meanwhile.
 	commits   int
 	committed bool   // the next caller gets it so
-	broken    func() // of Handoff, for a next caller who has to hand it on at once
+	broken    func() // of Give, for a next caller who has to hand it on at once
 }
 
 // handoff returns how the lock of a can be handed over; nil if it cannot be.
@@ -56,7 +56,7 @@ func (a *attempt) takesHandoff() bool {
 func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error) {
 	a.from, a.c = from, from.c
 	if ctx.Err() != nil {
-		a.handoff().Handoff(from.broken)
+		a.handoff().Give(from.broken)
 		return nil, context.Cause(ctx)
 	}
 	a.r.TakeOver(from.c)
@@ -76,9 +76,9 @@ func (h *Handoff) passes() bool {
 	return h.ticket.HasNext(h.l) && !h.c.Wanted() && h.c.Clean()
 }
 
-// Commits reports whether the COMMIT of the transaction is to lock the key for the next
-// caller. It does not pay if that is a round trip more, which the caller who commits would wait for.
-// If another process waits for the key, that gets it all the same, so it does not pay while others do.
+// Commits reports whether the COMMIT of the transaction is to lock the key for the next caller. It is not if the lock
+// would be a round trip of its own: the caller who commits would wait for it. Nor is it while other processes wait for
+// the key: one of them gets it at the COMMIT, and the lock fails.
 func (h *Handoff) Commits() bool {
 	return h.commits < h.l.cfg.HandOvers && h.c.Packs(2) && h.passes() && !h.ticket.SeenOtherProcess()
 }
@@ -120,9 +120,9 @@ func quiet(rows [][]string) bool { return len(rows) == 1 && rows[0][0] == "" && 
 // rollbackLimit bounds the ROLLBACK of a lock for which there is no caller.
 const rollbackLimit = time.Second
 
-// Handoff gives the session, its turn, and the lock to the next caller. If that has gone
+// Give gives the session, its turn, and the lock to the next caller. If that has gone
 // meanwhile, the lock is given back; if that fails, broken has the server end the session.
-func (h *Handoff) Handoff(broken func()) {
+func (h *Handoff) Give(broken func()) {
 	if h.broken = broken; h.ticket.Handoff(h.l, h) {
 		return
 	}

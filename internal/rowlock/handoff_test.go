@@ -74,21 +74,21 @@ func TestHandoffToOneThatGoes(t *testing.T) {
 			if !first.Handoff.Keeps(dbtest.Limited(t)) {
 				t.Fatal("the lock cannot be handed over")
 			}
-			first.Handoff.Handoff(func() { t.Error("the session is broken") })
+			first.Handoff.Give(func() { t.Error("the session is broken") })
 			dbtest.Want(t, <-over, context.Canceled)
 			if behind {
 				last := <-got
 				if session == nil {
 					t.Error("the one behind has a session of its own")
 				}
-				last.Handoff.Handoff(func() { t.Error("the session is broken") }) // to nobody
+				last.Handoff.Give(func() { t.Error("the session is broken") }) // to nobody
 			}
 			if n := p.conns.Stat().InUse; n != 0 {
 				t.Errorf("behind %v: %d sessions are in use", behind, n)
 			}
 			again, err := begin(dbtest.Limited(t), func(*pool.Conn) {})
 			dbtest.OK(t, err)
-			again.Handoff.Handoff(func() {})
+			again.Handoff.Give(func() {})
 		}
 	})
 }

@@ -37,7 +37,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 		e.add(u.raiseVersions(), grantGroup{seen: u.seen})
 	}
 	for _, g := range grants {
-		if errors.Is(g.Err(), lockerr.ErrClosed) { // what was lost the server says
+		if errors.Is(g.Err(), lockerr.ErrClosed) { // it was given back: of a grant that was lost, the server's answer decides
 			return nil, g.overError("commit")
 		}
 	}

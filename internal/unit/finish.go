@@ -154,7 +154,7 @@ func (u *unit) passes() bool {
 // passOn has the session go to the next caller, with the lock, when the unit has ended.
 func (u *unit) passOn() {
 	u.tickets = nil
-	u.next = func() { u.handoff.Handoff(u.kill) }
+	u.next = func() { u.handoff.Give(u.kill) }
 }
 
 // unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and

@@ -173,7 +173,10 @@ func (g *grant) told(what hint.What) (n uint64, ok bool) {
 	return 0, false
 }
 
-var errHoldEnded = lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))
+var (
+	errHoldEnded    = lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))
+	errHandleClosed = lockerr.With(lockerr.ErrLost, lockerr.ErrClosed) // which has ended the hold
+)
 
 // overError is what work under a grant gets that is over; nil while it is held.
 func (g *grant) overError(op string) error {
@@ -182,8 +185,11 @@ func (g *grant) overError(op string) error {
 		return nil
 	}
 	e := &lockerr.Error{Op: op, Key: g.Key, Strategy: g.Strategy, Err: errHoldEnded}
-	if errors.Is(err, lockerr.ErrLost) {
+	switch {
+	case errors.Is(err, lockerr.ErrLost):
 		e.Err, e.Held = err, g.lasted()
+	case g.k.Closed():
+		e.Err = errHandleClosed
 	}
 	return e
 }

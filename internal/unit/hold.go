@@ -324,7 +324,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	}
 	commit = commit && obstacle == nil
 	if h.shape == holdUnit && len(u.stack) > 0 {
-		u.failFrom(0, u.error("statement", lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))))
+		u.failFrom(0, u.error("statement", errHoldEnded))
 	}
 	switch {
 	case h.shape == holdNested:
