@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -67,6 +68,9 @@ func TestSilenceIsNoLock(t *testing.T) {
 					{"its context ends once the key was found", 0, true, true, " FOR UPDATE NOWAIT ON DUPLICATE"},
 					{"its wait ends", 0, true, false, "mysqllock"},
 				} {
+					if c.at != "mysqllock" && !strings.HasPrefix(name, "lease") { // its strategy does not say that
+						continue
+					}
 					cells.Go(func() {
 						cell := name + ", " + way + ", " + c.name
 						s := &stock.Shop{Database: s.Database, Plain: s.Plain}
@@ -89,9 +93,6 @@ func TestSilenceIsNoLock(t *testing.T) {
 						start := time.Now()
 						err := take(ctx, db, key, append(opts, lockctx.Wait(wait)))
 						took := time.Since(start)
-						if err == nil && c.at != "mysqllock" { // its strategy does not say that
-							return
-						}
 						if !errors.Is(err, mysqllock.ErrNoAnswer) || errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, context.DeadlineExceeded) != c.deadline {
 							t.Errorf("%s, after %v: %v", cell, took, err)
 						}
