@@ -27,6 +27,7 @@ type machine struct {
 	locks  bool              // the handle is ours
 	hidden bool              // nobody asks a connection whether it is gone before it goes back to the pool
 	stale  bool              // such a one may be there
+	short  time.Duration     // for a step that is to be out of time
 	actors [actors]actor
 	seen   []string
 }
@@ -72,8 +73,10 @@ func (l *left) note(text string, err error) {
 	*l = left{l.id || err == nil && strings.HasPrefix(text, "INSERT INTO $T (v)"), selects, selects || !strings.HasPrefix(text, "CALL") && strings.Contains(text, "$T"), true}
 }
 
-// limit is how long a step may take that is not to be out of time.
-const limit = 20 * time.Second
+const (
+	limit = 20 * time.Second      // for a step that is not to be out of time
+	short = 30 * time.Millisecond // for one that is, at first
+)
 
 // errRefused ends a program: the handle has refused a step by an error of its own.
 var errRefused = errors.New("refused")
@@ -270,7 +273,7 @@ func (m *machine) step(s step) error {
 		}
 		return see(a.conn.Raw(func(any) error { return nil }), "raw")
 	case "exec out of time", "query out of time":
-		late, done := context.WithTimeout(ctx, 30*time.Millisecond)
+		late, done := context.WithTimeout(ctx, m.short)
 		defer done()
 		if s.do == "exec out of time" {
 			res, err := on.ExecContext(late, "DO SLEEP(0.4)")
