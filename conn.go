@@ -11,10 +11,10 @@ import (
 // conn is one connection as database/sql sees it: the interfaces of package driver,
 // around what package unit makes of each call.
 type conn struct {
-	of     *unit.Conn
-	k      *connector
-	direct bool   // DB.Driver leads to its connector, so that no probe comes
-	closed func() // is told when it is closed; nil is nobody
+	of        *unit.Conn
+	connector *connector
+	direct    bool   // DB.Driver leads to its connector, so that no probe comes
+	closed    func() // is told when it is closed; nil is nobody
 }
 
 var (

@@ -169,9 +169,9 @@ var (
 )
 
 func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connector) *connector {
-	k := &connector{how: how, settings: s, all: all}
-	k.last.Store(handle.New(how, s))
-	return k
+	c := &connector{how: how, settings: s, all: all}
+	c.last.Store(handle.New(how, s))
+	return c
 }
 
 // open returns the handle that is not closed, and makes one if the last one is: its sql.DB was
@@ -204,7 +204,7 @@ func (c *connector) connect(ctx context.Context, wrapper string, closed func()) 
 			err = unit.Unconnected(ctx, h, start, err)
 		}
 	}()
-	made := &conn{k: c, direct: wrapper == "" && closed == nil, closed: closed}
+	made := &conn{connector: c, direct: wrapper == "" && closed == nil, closed: closed}
 	above := h.Wrapper(wrapper)
 	if h.Bounded() {
 		made.of = unit.NewLight(h, above)
@@ -269,9 +269,9 @@ type PoolStats struct {
 // Stats returns the counts of db. It fails if db was not opened with this driver. See [Do]
 // for wrappers of drivers.
 func Stats(db *sql.DB) (PoolStats, error) {
-	k, err := handleOf(context.Background(), db)
+	h, err := handleOf(context.Background(), db)
 	if err != nil {
 		return PoolStats{}, err
 	}
-	return PoolStats(k.Stats()), nil
+	return PoolStats(h.Stats()), nil
 }

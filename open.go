@@ -28,8 +28,8 @@ type opens struct {
 }
 
 type open struct {
-	k     *connector
-	conns int // guarded by opens.mu
+	connector *connector
+	conns     int // guarded by opens.mu
 }
 
 // linger is how long a connector stays without connections: database/sql may have no
@@ -45,13 +45,13 @@ func (o *opens) connect(d *Driver, dsn, wrapper string) (driver.Conn, error) {
 			o.mu.Unlock()
 			return nil, err
 		}
-		of = &open{k: k.(*connector)}
+		of = &open{connector: k.(*connector)}
 		o.by[dsn] = of
 	}
 	of.conns++
 	o.mu.Unlock()
 	left := sync.OnceFunc(func() { o.left(dsn, of) })
-	c, err := of.k.connect(context.Background(), wrapper, left)
+	c, err := of.connector.connect(context.Background(), wrapper, left)
 	if err != nil {
 		left()
 		return nil, err
@@ -74,12 +74,12 @@ func (o *opens) end(dsn string, of *open) {
 		o.mu.Unlock()
 		return
 	}
-	if of.k.last.Load().Holds() {
+	if of.connector.last.Load().Holds() {
 		o.mu.Unlock()
 		time.AfterFunc(linger, func() { o.end(dsn, of) })
 		return
 	}
 	delete(o.by, dsn)
 	o.mu.Unlock()
-	_ = of.k.Close()
+	_ = of.connector.Close()
 }

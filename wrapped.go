@@ -66,18 +66,18 @@ var wrapped sync.Map
 // as after sqldblogger.OpenDriver(dsn, db.Driver(), …). A connector of ours returns a new
 // Driver each time, so a handle that returns the same one again has a wrapper.
 func handleOf(ctx context.Context, db *sql.DB) (*handle.Handle, error) {
-	var k *connector
+	var c *connector
 	if d, ok := db.Driver().(*Driver); ok && d.c != nil && db.Driver() != driver.Driver(d) {
-		k = d.c
+		c = d.c
 	} else {
 		var err error
-		if k, err = connectorBeneath(ctx, db); err != nil {
+		if c, err = connectorBeneath(ctx, db); err != nil {
 			return nil, err
 		}
 	}
-	h := k.last.Load()
+	h := c.last.Load()
 	if h.Closed() && db.PingContext(ctx) == nil { // it was closed with another sql.DB, and a connection opens it again
-		h = k.last.Load()
+		h = c.last.Load()
 	}
 	if h.WatchesPool() {
 		h.SeePool(db.Stats())
@@ -88,20 +88,20 @@ func handleOf(ctx context.Context, db *sql.DB) (*handle.Handle, error) {
 // connectorBeneath returns the connector of a handle that was opened with another driver.
 func connectorBeneath(ctx context.Context, db *sql.DB) (*connector, error) {
 	key := weak.Make(db)
-	if k, ok := wrapped.Load(key); ok && !k.(*connector).last.Load().Closed() { // that of Driver.Open may be another one by now
-		return k.(*connector), nil
+	if c, ok := wrapped.Load(key); ok && !c.(*connector).last.Load().Closed() { // that of Driver.Open may be another one by now
+		return c.(*connector), nil
 	}
 	if _, ok := db.Driver().(*mysql.MySQLDriver); ok {
 		return nil, otherDriver(db)
 	}
-	k, err := probeFor(ctx, db)
+	c, err := probeFor(ctx, db)
 	if err != nil {
 		return nil, err
 	}
-	if _, known := wrapped.Swap(key, k); !known {
+	if _, known := wrapped.Swap(key, c); !known {
 		runtime.AddCleanup(db, func(key weak.Pointer[sql.DB]) { wrapped.Delete(key) }, key)
 	}
-	return k, nil
+	return c, nil
 }
 
 // probeFor asks a connection of db for its connector. What must pass through the wrapper are
@@ -148,7 +148,7 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return found.k, nil
+	return found.connector, nil
 }
 
 // otherDriver is the error of a handle on which no connection of this driver answers.

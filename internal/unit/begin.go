@@ -30,7 +30,7 @@ type opening struct {
 // open opens a unit of work on a session, with what p asks for. What lies outside of the transaction is taken
 // first.
 func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
-	defer func() { p.refused(ctx, cs.k, err) }()
+	defer func() { p.refused(ctx, cs.handle, err) }()
 	if o.hold != nil {
 		ctx = handle.ForHold(ctx)
 	}
@@ -42,10 +42,10 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 	if err := p.ready(ctx, cs, o.hold == nil); err != nil {
 		return nil, err
 	}
-	at := &session{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
+	at := &opener{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
 	if p.compares {
 		if err := p.l.Dirty(at.levels); err != nil {
-			return nil, cs.k.Error(o.op, p.h, err)
+			return nil, cs.handle.Error(o.op, p.h, err)
 		}
 	}
 	if len(p.outside) > 0 {
@@ -75,8 +75,8 @@ func levelsOf(opts driver.TxOptions) sqltext.Levels {
 	return sqltext.RepeatableRead
 }
 
-// session is one on which a unit of work is about to be opened.
-type session struct {
+// opener opens a unit of work on a session.
+type opener struct {
 	*ctxState
 	p *plan
 	opening
@@ -86,67 +86,67 @@ type session struct {
 }
 
 // connect takes a session. blocks: the caller is about to wait in the server on it.
-func (s *session) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
-	wait := s.k.Wait(s.p.h)
-	if s.k.Bounded() && s.p.inTransaction() {
-		wait = s.p.wait.Left()
+func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
+	wait := o.handle.Wait(o.p.h)
+	if o.handle.Bounded() && o.p.inTransaction() {
+		wait = o.p.wait.Left()
 	}
-	by := s.asks(ctx, s.p.h, s.p.by.Pooled, blocks)
-	by.Beside = s.end == nil
-	s.link, err = s.k.Session(ctx, s.p.l, by, wait)
-	return s.link, err
+	by := o.asks(ctx, o.p.h, o.p.by.Pooled, blocks)
+	by.Beside = o.end == nil
+	o.link, err = o.handle.Session(ctx, o.p.l, by, wait)
+	return o.link, err
 }
 
 // giveBack gives the session back, if there is one.
-func (s *session) giveBack() {
-	if s.link != nil {
-		s.link.Release()
-		s.link = nil
+func (o *opener) giveBack() {
+	if o.link != nil {
+		o.link.Release()
+		o.link = nil
 	}
 }
 
 // lender lends the session to the strategy that takes what lies outside of the transaction. It is nil where more is
 // to be done before the transaction, or in it; for a lock that may outlast the transaction; and for a version where
 // the transaction would lock what it reads.
-func (s *session) lender() *strategy.Lender {
-	switch p := s.p; {
-	case s.opts != (driver.TxOptions{}), p.inTransaction(), s.k.ByCalls():
+func (o *opener) lender() *strategy.Lender {
+	switch p := o.p; {
+	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.handle.ByCalls():
 		return nil
 	case p.versions && p.l.ReadsLock():
 		return nil
-	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(s.grants) > 0 || s.readStands):
+	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants) > 0 || o.readStands):
 		return nil
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if s.end != nil || s.k.Bounded() {
-				if err := s.p.l.Short(); err != nil { // who may have the lock soon does not wait for a session
+			if o.end != nil || o.handle.Bounded() {
+				if err := o.p.l.Short(); err != nil { // who may have the lock soon does not wait for a session
 					return nil, err
 				}
 			}
-			return s.connect(ctx, false)
+			return o.connect(ctx, false)
 		},
-		Put: s.giveBack,
+		Put: o.giveBack,
 	}
 }
 
 // open opens the unit of work.
-func (s *session) open(ctx context.Context) (u *unit, err error) {
-	p := s.p
+func (o *opener) open(ctx context.Context) (u *unit, err error) {
+	p := o.p
 	if p.inTransaction() {
 		first := &p.requests[0]
 		first.Since = time.Now() // also of the tries that follow
 		p.asked = true
-		first.seen, _ = s.k.Observe(ctx, first.resources...)
+		first.seen, _ = o.handle.Observe(ctx, first.resources...)
 	}
-	for tries, lent := 1, s.link != nil; ; tries++ {
-		u, err = s.try(ctx)
+	for tries, lent := 1, o.link != nil; ; tries++ {
+		u, err = o.try(ctx)
 		if lent || !errors.Is(err, driver.ErrBadConn) || tries == 3 {
 			break
 		}
 	}
 	if errors.Is(err, driver.ErrBadConn) {
-		err = s.k.SetupError(p.h, err)
+		err = o.handle.SetupError(p.h, err)
 	}
 	if err != nil {
 		if p.inTransaction() {
@@ -154,8 +154,8 @@ func (s *session) open(ctx context.Context) (u *unit, err error) {
 		}
 		return nil, handle.Yielded(err)
 	}
-	if s.end != nil {
-		u.live(s.end)
+	if o.end != nil {
+		u.live(o.end)
 	}
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
@@ -163,7 +163,7 @@ func (s *session) open(ctx context.Context) (u *unit, err error) {
 			return nil, handle.Yielded(err)
 		}
 	}
-	if len(s.grants) > 0 {
+	if len(o.grants) > 0 {
 		if err := u.verify(ctx); err != nil {
 			_ = u.finish(false)
 			return nil, err
@@ -173,8 +173,8 @@ func (s *session) open(ctx context.Context) (u *unit, err error) {
 }
 
 // try opens a transaction, with the first request of p. Inside a hold that has the key there may be none.
-func (s *session) try(ctx context.Context) (u *unit, err error) {
-	k, p, lent := s.k, s.p, s.link != nil
+func (o *opener) try(ctx context.Context) (u *unit, err error) {
+	k, p, lent := o.handle, o.p, o.link != nil
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := k.OnClose(cancel)
@@ -182,88 +182,88 @@ func (s *session) try(ctx context.Context) (u *unit, err error) {
 	defer func() {
 		switch {
 		case u != nil:
-			s.link.Unblocked()
-			s.link.EndTurn()
+			o.link.Unblocked()
+			o.link.EndTurn()
 			return
 		case err != nil && k.Closed():
 			err = k.SetupError(p.h, lockerr.ErrClosed)
 		}
-		if lent || s.link != nil && server.Gone(err, s.link.Conn) {
-			s.link.Taint() // it has what was taken on it, or is of no use
+		if lent || o.link != nil && server.Gone(err, o.link.Conn) {
+			o.link.Taint() // it has what was taken on it, or is of no use
 		}
-		s.giveBack()
+		o.giveBack()
 	}()
 	if p.inTransaction() {
-		return s.lockFirst(own)
+		return o.lockFirst(own)
 	}
 	if !lent {
-		if _, err = s.connect(own, false); err != nil {
-			return nil, s.setup(err)
+		if _, err = o.connect(own, false); err != nil {
+			return nil, o.setup(err)
 		}
 	}
-	txn, err := s.link.Begin(own, s.opts)
+	txn, err := o.link.Begin(own, o.opts)
 	if err != nil {
-		return nil, s.setup(err)
+		return nil, o.setup(err)
 	}
 	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // a node that is behind waits at START TRANSACTION alone, with wsrep_sync_wait=1
-		if err = server.Exec(own, s.link.Conn, "START TRANSACTION"); err != nil {
-			return nil, s.setup(err)
+		if err = server.Exec(own, o.link.Conn, "START TRANSACTION"); err != nil {
+			return nil, o.setup(err)
 		}
 	}
-	u = newUnit(s, txn)
+	u = newUnit(o, txn)
 	u.looked = lent && p.versions
 	return u, nil
 }
 
 // setup is err with which there is no transaction, as the caller gets it; driver.ErrBadConn to try another session.
-func (s *session) setup(err error) error {
+func (o *opener) setup(err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return err
 	}
 	if server.Idle(err) { // the server has ended the session before anything was sent
 		return driver.ErrBadConn
 	}
-	return s.k.SetupError(s.p.h, err)
+	return o.handle.SetupError(o.p.h, err)
 }
 
 // lockFirst is try with a row lock.
-func (s *session) lockFirst(ctx context.Context) (*unit, error) {
-	k, p := s.k, s.p
+func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
+	k, p := o.handle, o.p
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
 		k.AwaitEnding(ctx, first.resources)
 	}
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return s.connect(ctx, false) }
-	if s.end != nil || k.Bounded() {
+	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return o.connect(ctx, false) }
+	if o.end != nil || k.Bounded() {
 		first.Short = p.l.Short
 	}
-	if k.Bounded() && !s.holds(p.h) {
+	if k.Bounded() && !o.holds(p.h) {
 		first.Block = func(ctx context.Context) (*pool.Conn, error) {
-			if s.link != nil && s.link.Block() { // it is nil where an earlier one was given back, and none came in its place
-				return s.link, nil
+			if o.link != nil && o.link.Block() { // it is nil where an earlier one was given back, and none came in its place
+				return o.link, nil
 			}
-			s.giveBack()
-			return s.connect(ctx, true)
+			o.giveBack()
+			return o.connect(ctx, true)
 		}
 	}
-	first.TakeOver = func(c *pool.Conn) { s.link = c }
-	if st := s.with; st != nil && len(p.requests) == 1 && len(s.grants) == 0 && joins(st, p.l.Info()) {
+	first.TakeOver = func(c *pool.Conn) { o.link = c }
+	if st := o.with; st != nil && len(p.requests) == 1 && len(o.grants) == 0 && joins(st, p.l.Info()) {
 		switch {
 		case st.Query && !st.Last:
 			first.Ahead = p.l.Far() && !k.Bounded()
 			first.Behind = query(st)
-		case !st.Query && st.Last && len(p.around) == 0 && !s.readStands && !first.resources[0].Shared:
-			first.Behind = s.alone(st)
+		case !st.Query && st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared:
+			first.Behind = o.alone(st)
 		}
 	}
 	ctx, asked := first.seen.Within(ctx)
 	defer asked()
-	begun, err := p.l.Begin(ctx, s.opts, first.Request)
+	begun, err := p.l.Begin(ctx, o.opts, first.Request)
 	if err != nil {
 		return nil, err
 	}
-	first.seen.Answered(s.link, begun.Ticket, 0, nil)
-	u := newUnit(s, begun.Txn)
+	first.seen.Answered(o.link, begun.Ticket, 0, nil)
+	u := newUnit(o, begun.Txn)
 	u.granted(first, begun.Ticket, begun.Locked)
 	u.handoff = begun.Handoff
 	return u, nil
@@ -274,7 +274,7 @@ func (u *unit) live(end context.Context) {
 	u.l.Remember(u, u.endForClose)
 	u.stop = context.AfterFunc(end, u.contextEnded)
 	u.endsWith(end)
-	if u.ctxState.k.Closed() {
+	if u.ctxState.handle.Closed() {
 		go u.endForClose(lockerr.ErrClosed)
 	}
 }

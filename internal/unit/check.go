@@ -64,12 +64,12 @@ func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) er
 	err := cs.refuses(h, cs.lockCtx, in, st)
 	if err == nil && st.Info.Changes != sqltext.ChangesNothing &&
 		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
-		if on := cs.stale.on.Load(); on != nil && on != cs.k || cs.k.ReadElsewhere(cs.lockCtx) {
+		if on := cs.stale.on.Load(); on != nil && on != cs.handle || cs.handle.ReadElsewhere(cs.lockCtx) {
 			err = errReadElsewhere
 		}
 	}
 	switch {
-	case err == nil && cs.k.Settings.Required != nil:
+	case err == nil && cs.handle.Settings.Required != nil:
 		return cs.required(h, u, st)
 	case err == nil:
 		return nil
@@ -82,7 +82,7 @@ func (cs *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err er
 	if u != nil {
 		return u.error(st.Op(), err)
 	}
-	return cs.k.Error(st.Op(), h, err)
+	return cs.handle.Error(st.Op(), h, err)
 }
 
 // required returns why a statement under a lock lacks what strict mode asks for, if it
@@ -92,13 +92,13 @@ func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) err
 	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
 		return nil
 	}
-	r := cs.k.Settings.Required
+	r := cs.handle.Settings.Required
 	table := r.Writes(st.Text)
 	if table == "" {
 		return nil
 	}
 	lacks := func(sentinel error, why string) error {
-		if err := cs.k.Lacks(sentinel, table, why); err != nil {
+		if err := cs.handle.Lacks(sentinel, table, why); err != nil {
 			return cs.error(h, u, st, err)
 		}
 		return nil
@@ -142,7 +142,7 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		}
 	}
 	if h != nil {
-		resources, _ := cs.k.Resources(h) // an error is one that the statement fails with
+		resources, _ := cs.handle.Resources(h) // an error is one that the statement fails with
 		for _, p := range resources {
 			add(p)
 		}
@@ -180,7 +180,7 @@ var (
 
 // lost is called when a grant of the unit of work may be lost.
 func (cs *ctxState) lost(g *grant) {
-	cs.k.Doubt()
+	cs.handle.Doubt()
 	_ = cs.take(context.Background())
 	defer cs.give()
 	if slices.Contains(cs.grants, g) {

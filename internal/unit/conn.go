@@ -21,7 +21,7 @@ import (
 // every call goes straight to the base driver's connection, and what that returns goes
 // straight back. database/sql calls one method at a time.
 type Conn struct {
-	k        *handle.Handle
+	handle   *handle.Handle
 	*appConn          // the base connection
 	none     *appConn // of a light connection, while it has no real one
 
@@ -40,13 +40,13 @@ type Conn struct {
 // which database/sql uses it; nil for none.
 func NewConn(k *handle.Handle, base driver.Conn, above *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
-	return &Conn{k: k, above: above, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{handle: k, above: above, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a connection that has a real one only while it needs it. The handle
 // has a budget. above is as in NewConn.
 func NewLight(k *handle.Handle, above *handle.Wrapper) *Conn {
-	c := &Conn{k: k, above: above}
+	c := &Conn{handle: k, above: above}
 	c.vacate()
 	return c
 }
@@ -58,7 +58,7 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 	if c.tx != nil {
 		return nil
 	}
-	if c.above != nil && c.k.Bounded() && !c.above.Told() {
+	if c.above != nil && c.handle.Bounded() && !c.above.Told() {
 		if first && c.came && statement.Retried(ctx) { // it comes over the pool, so the use before is over, and Valid was not called
 			c.above.Hides()
 		}
@@ -76,7 +76,7 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 // Hidden notes that the wrapper of drivers above hides driver.Validator, and returns why the connection
 // cannot be used through it, if so.
 func (c *Conn) Hidden() error {
-	if !c.k.Bounded() || c.above == nil {
+	if !c.handle.Bounded() || c.above == nil {
 		return nil
 	}
 	c.above.Hides()
@@ -112,9 +112,9 @@ func (c *Conn) need(ctx context.Context) error {
 func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 	told := c.above == nil || c.above.Told()
 	if as.Prefer = c.leftOn; !told && as.Patience == 0 {
-		as.Patience = max(c.k.Settings.Wait, time.Second)
+		as.Patience = max(c.handle.Settings.Wait, time.Second)
 	}
-	link, err := c.k.Apps().AcquireAs(ctx, as)
+	link, err := c.handle.Apps().AcquireAs(ctx, as)
 	switch {
 	case err == nil:
 		c.move(link)
@@ -144,7 +144,7 @@ func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait ti
 	for c.link == nil {
 		as := s.asks(ctx, h, true, blocks)
 		as.Prefer = c.leftOn
-		link, err := c.k.App(ctx, as, wait)
+		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
@@ -172,7 +172,7 @@ func (c *Conn) release() {
 		return
 	}
 	c.skipped = ""
-	if manual, _ := c.k.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
+	if manual, _ := c.handle.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
 		return
 	}
 	c.vacate()
@@ -205,7 +205,7 @@ func (c *Conn) Base() driver.Conn {
 	if c.link != nil {
 		return c.link.Conn
 	}
-	ctx, cancel := server.Within(context.Background(), max(c.k.Settings.Wait, time.Second))
+	ctx, cancel := server.Within(context.Background(), max(c.handle.Settings.Wait, time.Second))
 	defer cancel()
 	if c.need(ctx) != nil {
 		return nil
@@ -220,7 +220,7 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	if c.link != nil {
 		return c.link.Conn, nil
 	}
-	return c.k.Sample(ctx, func() (driver.Conn, error) {
+	return c.handle.Sample(ctx, func() (driver.Conn, error) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
@@ -237,12 +237,12 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 		at, _ = c.leftOn.State.(*appConn)
 	}
 	if by := at.left.Locks(); by != "" {
-		return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+		return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"an earlier statement (%s) has locked tables on this connection, "+
 				"and what runs under a lock has a connection of its own, which would wait for them; "+
 				"UNLOCK TABLES first", by)))
 	}
-	manual, known := c.k.Manual()
+	manual, known := c.handle.Manual()
 	if c.link == nil { // the connection that it will have is like a new one
 		if !manual {
 			return nil
@@ -262,7 +262,7 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	state, err := c.knownState(ctx)
 	switch {
 	case err != nil:
-		return c.k.Error(op, h, strategy.Unreached(err))
+		return c.handle.Error(op, h, strategy.Unreached(err))
 	case state == sqltext.Idle:
 		return nil
 	}
@@ -274,7 +274,7 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 			"leave autocommit on, or say autocommit=1 in the DSN where it is off by the DSN, " +
 			"the server's default or its init_connect, and begin transactions with BeginTx"
 	}
-	return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
+	return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
 
 // fit returns why a query cannot run on the connection beside its lock, if so: rows are still being read from it, over
@@ -285,11 +285,11 @@ func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 		return nil
 	}
 	if !c.link.Valid() && !statement.Retried(ctx) {
-		return c.k.Error(op, h, handle.ErrUnusable)
+		return c.handle.Error(op, h, handle.ErrUnusable)
 	}
 	for _, name := range []string{"completion_type", "timestamp"} {
 		if c.left.Variable(name) {
-			return c.k.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
+			return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 				"plain SQL text has set %s on this connection, and locks need its default; set it to DEFAULT", name)))
 		}
 	}
@@ -304,7 +304,7 @@ func (c *Conn) clean(ctx context.Context, p *plan, op string) error {
 		err = p.l.Dirty(levels)
 	}
 	if err != nil {
-		return c.k.Error(op, p.h, strategy.Unreached(err))
+		return c.handle.Error(op, p.h, strategy.Unreached(err))
 	}
 	return nil
 }
@@ -330,10 +330,10 @@ func (c *Conn) Ping(ctx context.Context) error {
 
 // Reset is called before the connection is used again.
 func (c *Conn) Reset(ctx context.Context) error {
-	if c.bad.Load() || c.k.Closed() {
+	if c.bad.Load() || c.handle.Closed() {
 		return driver.ErrBadConn
 	}
-	if c.newUse(); c.above != nil && c.k.Bounded() && !c.above.Told() {
+	if c.newUse(); c.above != nil && c.handle.Bounded() && !c.above.Told() {
 		c.above.Hides() // else Valid had been called
 		c.release()
 	}
@@ -350,13 +350,13 @@ func (c *Conn) Reset(ctx context.Context) error {
 // asks when it puts the connection back, and only then. So this is where a real
 // connection goes back to the handle's pool. But a callback of Conn.Raw may ask, too.
 func (c *Conn) Valid() bool {
-	if (c.k.Bounded() && !c.shareable() || c.use.matters()) && statement.InRaw() {
+	if (c.handle.Bounded() && !c.shareable() || c.use.matters()) && statement.InRaw() {
 		return !c.bad.Load() && c.link.Valid()
 	}
 	if c.above != nil {
 		c.above.Tells()
 	}
-	if c.newUse(); c.k.Bounded() {
+	if c.newUse(); c.handle.Bounded() {
 		c.release()
 		return true
 	}
@@ -375,18 +375,18 @@ func (c *Conn) Close() error {
 			_ = t.end(false)
 		}
 	}
-	if c.k.Bounded() {
+	if c.handle.Bounded() {
 		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
 			c.discard()
 			if c.above.Told() {
-				c.k.Apps().Flush()
+				c.handle.Apps().Flush()
 			}
 		} else { // one idle connection less, or it has reached its age: as many real ones as light ones are idle
-			c.k.Apps().CloseOldest()
+			c.handle.Apps().CloseOldest()
 		}
 		return nil
 	}
-	c.k.StarvationGuard.Closed()
+	c.handle.StarvationGuard.Closed()
 	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
 	defer c.link.EndTurn()
 	return c.link.Conn.Close()

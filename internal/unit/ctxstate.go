@@ -27,12 +27,12 @@ type ctxState struct {
 	failed  error           // why no other unit may begin: one was lost behind the caller's back
 
 	decision
-	k       *handle.Handle
+	handle  *handle.Handle
 	lockCtx *hint.LockContext // its lock context; nil for what only has holds around it
 }
 
 func newCtxState(k *handle.Handle) *ctxState {
-	return &ctxState{turn: make(chan struct{}, 1), decision: decision{stale: &staleRead{}}, k: k}
+	return &ctxState{turn: make(chan struct{}, 1), decision: decision{stale: &staleRead{}}, handle: k}
 }
 
 // ctxStateOf returns what is remembered of the lock context. Where there is nothing
@@ -74,7 +74,7 @@ func (cs *ctxState) give() { <-cs.turn }
 // add notes that a grant is held.
 func (cs *ctxState) add(g *grant) {
 	cs.grants = append(cs.grants, g)
-	g.noted = cs.k.Enter(g.Resource, true)
+	g.noted = cs.handle.Enter(g.Resource, true)
 	g.tellAll()
 }
 
@@ -133,7 +133,7 @@ func (cs *ctxState) watch(end context.Context) {
 	}
 	cs.until = end
 	locks := slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.Traits.Excludes })
-	if end.Done() == nil || !locks && cs.k.Settings.Observe == nil {
+	if end.Done() == nil || !locks && cs.handle.Settings.Observe == nil {
 		return
 	}
 	for _, g := range cs.grants {

@@ -62,13 +62,13 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}
 	if h != nil && len(h.Holds) > 0 && !c.onlyReads(h, st) {
-		if err := reaches(ctx, c.k, h); err != nil {
+		if err := reaches(ctx, c.handle, h); err != nil {
 			return nil, nil, err
 		}
 	}
 	r, res, err := c.runLocked(ctx, h, st)
 	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
-		err = c.k.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
+		err = c.handle.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
 	}
 	return r, res, err
 }
@@ -87,7 +87,7 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if c.tx != nil && !c.tx.locked() { // refused, before it waits for its turn
 		_, err := routeOf(c.tx, h, nil, st)
-		return nil, nil, c.k.Error(st.Op(), h, err)
+		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	s, err := c.takeState(ctx, h)
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 	defer s.give()
 	way, err := routeOf(c.tx, h, s.unit, st)
 	if err != nil {
-		return nil, nil, c.k.Error(st.Op(), h, err)
+		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if way != routeDefinition {
 		if err := s.undecided(h, s.unit, st); err != nil {

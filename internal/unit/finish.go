@@ -65,7 +65,7 @@ func (u *unit) finish(commit bool) error {
 	if u.cause != nil {
 		return u.cause
 	}
-	if u.ctxState.k.Settings.Observe != nil {
+	if u.ctxState.handle.Settings.Observe != nil {
 		u.leaving = time.Now()
 		for _, seen := range u.seen {
 			seen.Leaving(u.leaving)
@@ -160,7 +160,7 @@ func (u *unit) passOn() {
 // unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
 // returns what its caller is told. e is what went out with it; nil is nothing.
 func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error {
-	u.ctxState.k.Suspect(err)
+	u.ctxState.handle.Suspect(err)
 	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
 		u.givenUp = true
 		u.breakLink()

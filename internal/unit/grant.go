@@ -18,7 +18,7 @@ import (
 // advisory lock, or a version that their commits compare.
 type grant struct {
 	held              strategy.Grant
-	k                 *handle.Handle       // that has taken it
+	handle            *handle.Handle       // that has taken it
 	strategy.Resource                      // Row is the one that keeps it, also with Slots
 	by                strategy.Strategy    // that has taken it
 	since             time.Time            // when it was taken
@@ -30,7 +30,7 @@ type grant struct {
 
 // newGrant returns what was taken for p.
 func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
-	g := &grant{held: held, k: k, Resource: p, by: by, since: time.Now()}
+	g := &grant{held: held, handle: k, Resource: p, by: by, since: time.Now()}
 	g.lasted = sync.OnceValue(func() time.Duration { return time.Since(g.since) })
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
@@ -117,7 +117,7 @@ func (g *grant) ticket() *queue.Ticket {
 // keeps reports whether the grant is what p asks k for. The same key again joins, however
 // it is kept, if both are in the table and the grant keeps others out.
 func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
-	if !g.k.Shares(k, g.Strategy) {
+	if !g.handle.Shares(k, g.Strategy) {
 		return false
 	}
 	switch {
@@ -188,7 +188,7 @@ func (g *grant) overError(op string) error {
 	switch {
 	case errors.Is(err, lockerr.ErrLost):
 		e.Err, e.Held = err, g.lasted()
-	case g.k.Closed():
+	case g.handle.Closed():
 		e.Err = errHandleClosed
 	}
 	return e

@@ -12,10 +12,10 @@ import (
 // look looks at an unhinted statement that is about to run. It sends nothing. Most statements it knows at a
 // glance.
 func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
-	if r := c.k.Settings.Required; r != nil && text != c.free {
+	if r := c.handle.Settings.Required; r != nil && text != c.free {
 		if table := r.Writes(text); table == "" {
 			c.free = text
-		} else if err := c.k.Unlocked(table); err != nil {
+		} else if err := c.handle.Unlocked(table); err != nil {
 			return info, err
 		}
 	}
@@ -69,7 +69,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 		c.noteLeft(text, info, query, err)
 	}
 	if err != nil {
-		err = c.k.Explained(err)
+		err = c.handle.Explained(err)
 	}
 	return err
 }

@@ -65,7 +65,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{outerHold: outerHold{k: k, key: asked.Named, cancel: cancel}}
+	h := &Hold{outerHold: outerHold{handle: k, key: asked.Named, cancel: cancel}}
 	if k.HoldIsTransaction(asked) {
 		h.alone = asked.LockContext == nil
 		h.ctx = asked.With(own)
@@ -86,7 +86,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 // open opens a transaction with the lock, or joins the open unit of work of its
 // lock context.
 func (h *Hold) open(asked *hint.Hint) (err error) {
-	h.ctxState = ctxStateOf(h.k, asked.LockContext)
+	h.ctxState = ctxStateOf(h.handle, asked.LockContext)
 	if err := h.ctxState.take(h.ctx); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (h *Hold) nest(asked *hint.Hint) error {
 // openGrant takes a lease or an advisory lock, unless a hold around it has it, or
 // joins the open transaction of its lock context, where it sets h.ctx.
 func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
-	p, err := h.k.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
+	p, err := h.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 	around := outerGrants(asked)
 	var s *ctxState
 	if asked.LockContext != nil {
-		s = ctxStateOf(h.k, asked.LockContext)
+		s = ctxStateOf(h.handle, asked.LockContext)
 		if err := s.take(ctx); err != nil {
 			return err
 		}
@@ -136,16 +136,16 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		if s.unit != nil {
 			h.ctx, h.ctxState = asked.With(own), s
 			err := h.nest(asked)
-			h.grant = keeperOf(h.k, p, slices.Concat(s.grants, around)) // nest may have taken it
+			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants, around)) // nest may have taken it
 			return err
 		}
 	}
-	if h.grant = keeperOf(h.k, p, around); h.grant != nil {
+	if h.grant = keeperOf(h.handle, p, around); h.grant != nil {
 		h.shape = holdInside
 		return nil
 	}
 	if s != nil {
-		if h.grant = keeperOf(h.k, p, s.grants); h.grant != nil {
+		if h.grant = keeperOf(h.handle, p, s.grants); h.grant != nil {
 			h.shape, h.ctxState = holdJoined, s
 			s.joined = append(s.joined, &h.outerHold)
 			return nil
@@ -158,30 +158,30 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 // outside of any.
 func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
 	start := time.Now()
-	l, err := locksFor(ctx, h.k, asked, true, p)
+	l, err := locksFor(ctx, h.handle, asked, true, p)
 	if err != nil {
-		h.k.Refused(ctx, start, err, p)
+		h.handle.Refused(ctx, start, err, p)
 		return err
 	}
-	if h.k.Wait(asked) == 0 {
-		h.k.AwaitEnding(ctx, []strategy.Resource{p})
+	if h.handle.Wait(asked) == 0 {
+		h.handle.AwaitEnding(ctx, []strategy.Resource{p})
 	}
 	h.mu.Lock() // until h.grant is set, for lost
 	defer h.mu.Unlock()
-	if h.grant, err = takeGrant(ctx, h.k, l, s.caller(false), p, h.k.Wait(asked), nil, h.lost); err != nil {
-		return h.k.Recognised(err, asked.LockContext, p)
+	if h.grant, err = takeGrant(ctx, h.handle, l, s.caller(false), p, h.handle.Wait(asked), nil, h.lost); err != nil {
+		return h.handle.Recognised(err, asked.LockContext, p)
 	}
 	if asked.LockContext != nil {
 		h.stale = staleReadOf(asked.LockContext)
 	}
-	h.shape, h.grant.noted = holdGrant, h.k.EnterHold(h.grant.Resource, asked.LockContext)
+	h.shape, h.grant.noted = holdGrant, h.handle.EnterHold(h.grant.Resource, asked.LockContext)
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
 
 // lost ends the hold of a grant that may be lost.
 func (h *Hold) lost() {
-	h.k.Doubt()
+	h.handle.Doubt()
 	h.mu.Lock() // while End has it, the context has ended
 	defer h.mu.Unlock()
 	if h.grant != nil {
@@ -201,7 +201,7 @@ func (h *Hold) lapse() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.over {
-		h.lapsed = time.AfterFunc(h.k.Settings.TTL, func() {
+		h.lapsed = time.AfterFunc(h.handle.Settings.TTL, func() {
 			h.outlived()
 			_ = h.grant.Release()
 			h.grant.noted.Leave()

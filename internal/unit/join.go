@@ -30,8 +30,8 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 		u.has = h
 		return nil
 	}
-	defer func() { p.refused(ctx, u.ctxState.k, err) }()
-	if _, err := locksFor(ctx, u.ctxState.k, h, false, p.missing...); err != nil {
+	defer func() { p.refused(ctx, u.ctxState.handle, err) }()
+	if _, err := locksFor(ctx, u.ctxState.handle, h, false, p.missing...); err != nil {
 		return err
 	}
 	p.with(u.ctxState, u.l, false) // also where the server is another one by now
@@ -130,7 +130,7 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	r := p.requests[at]
 	if r.Wait = p.wait.Left(); r.Wait == 0 {
-		u.ctxState.k.AwaitEnding(ctx, r.resources)
+		u.ctxState.handle.AwaitEnding(ctx, r.resources)
 	}
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	ctx, release := u.untilClosed(ctx)
 	defer release()
 	p.asked = true
-	r.seen, ctx = u.ctxState.k.Observe(ctx, r.resources...)
+	r.seen, ctx = u.ctxState.handle.Observe(ctx, r.resources...)
 	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
 	r.seen.Answered(u.link, nil, 0, err)
 	if err == nil {

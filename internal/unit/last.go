@@ -32,7 +32,7 @@ func joins(st *statement.Statement, info server.Info) bool {
 // joinsCommit reports whether st can go out with COMMIT: the server is so far that this pays, the server counts the rows
 // that it changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
-	return st.Last && !st.Query && u.link.Packs(2) && u.opts == (driver.TxOptions{}) && !u.ctxState.k.ByCalls() &&
+	return st.Last && !st.Query && u.link.Packs(2) && u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() &&
 		len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises && !u.inside() && joins(st, u.l.Info())
 }
 
@@ -148,11 +148,11 @@ func query(st *statement.Statement) *rowlock.Behind {
 }
 
 // alone has the write of a unit that is nothing else go out with the lock in front, and COMMIT behind it.
-func (s *session) alone(st *statement.Statement) *rowlock.Behind {
+func (o *opener) alone(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Writes: true, Send: func(
 		ctx context.Context, on *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
 	) error {
-		lp, locked := newPacket(s.p.l, on, st), false
+		lp, locked := newPacket(o.p.l, on, st), false
 		lp.send(ctx, func(own context.Context) (err error) {
 			lp.answers, err = server.SendBetween(own, on.Conn, limit, pool.Marked(lp.mark)+lock, func(answer [][]string) error {
 				err := granted(answer)
@@ -169,7 +169,7 @@ func (s *session) alone(st *statement.Statement) *rowlock.Behind {
 			return lp.err
 		}
 		st.Sent = new(statement.Answer)
-		st.Sent.Result, s.last, st.Sent.Err = lp.outcome(ctx, nil)
+		st.Sent.Result, o.last, st.Sent.Err = lp.outcome(ctx, nil)
 		return nil
 	}}
 }

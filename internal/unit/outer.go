@@ -14,7 +14,7 @@ import (
 // outerHold is what those inside a hold know of it: contexts carry it, and the context state or
 // the unit that it is part of.
 type outerHold struct {
-	k      *handle.Handle
+	handle *handle.Handle
 	key    string                  // that it was asked for
 	cancel context.CancelCauseFunc // ends the hold's context
 	alone  bool                    // nothing is left of its lock context when it has ended
@@ -50,14 +50,14 @@ func checkOuter(h *hint.Hint) error {
 func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 	for _, hold := range h.Holds {
 		hold := hold.(*outerHold)
-		if hold.k == k {
+		if hold.handle == k {
 			continue
 		}
 		g := hold.grant
 		if err := g.overError("statement"); err != nil {
 			return err
 		}
-		same, err := k.SameServer(ctx, hold.k)
+		same, err := k.SameServer(ctx, hold.handle)
 		if err != nil {
 			return k.SetupError(h, err)
 		}

@@ -49,7 +49,7 @@ type request struct {
 
 // plan works out what of h is not held yet.
 func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
-	resources, err := cs.k.Resources(h)
+	resources, err := cs.handle.Resources(h)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (p *plan) ready(ctx context.Context, s *ctxState, pooled bool) error {
 	if p.l != nil {
 		return nil
 	}
-	l, err := locksFor(ctx, s.k, p.h, false, p.missing...)
+	l, err := locksFor(ctx, s.handle, p.h, false, p.missing...)
 	if err == nil {
 		p.with(s, l, pooled)
 	}
@@ -169,12 +169,12 @@ func locksFor(
 // with has p be taken with l. The wait begins. pooled means that the caller occupies a connection
 // of database/sql while it waits.
 func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
-	p.l, p.by, p.wait = l, s.caller(pooled), s.k.Budget(p.h)
+	p.l, p.by, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
 	if p.keeps != nil {
 		p.by.Keeps = p.keeps
 	}
 	ask := func(resources []strategy.Resource, r rowlock.Request) {
-		r.Label, r.Waiting = strategy.Label(resources), s.k.WaitingFor(p.by, l.Sought(resources...))
+		r.Label, r.Waiting = strategy.Label(resources), s.handle.WaitingFor(p.by, l.Sought(resources...))
 		p.requests = append(p.requests, request{Request: r, resources: resources})
 	}
 	if len(p.rows) > 0 {
@@ -188,11 +188,11 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 // has reports whether what p asks for is held, by the unit of work or a hold
 // around it.
 func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
-	keeps := func(g *grant) bool { return g.keeps(cs.k, p) }
+	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
 	at := slices.IndexFunc(cs.grants, keeps)
 	if !p.Traits.Excludes && (at < 0 || cs.grants[at].LockContext != p.LockContext) {
 		// What is held here now says nothing of a version that was remembered elsewhere before.
-		if err := cs.k.Taken(p.LockContext, false, p); err != nil {
+		if err := cs.handle.Taken(p.LockContext, false, p); err != nil {
 			return false, err
 		}
 	}
@@ -262,7 +262,7 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 	for _, g := range grants {
 		if g != nil && g.ticket() != nil {
 			tickets = append(tickets, g.ticket())
-			if g.k.Shares(k, g.Strategy) {
+			if g.handle.Shares(k, g.Strategy) {
 				resources = append(resources, g.Resource)
 			}
 		}
@@ -279,7 +279,7 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
 	by := cs.caller(pooled)
 	if cs.holds(h) {
-		tickets, _ := cs.held(ctx, cs.k)
+		tickets, _ := cs.held(ctx, cs.handle)
 		by.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
 		blocks = false
 	}

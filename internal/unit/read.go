@@ -21,14 +21,14 @@ import (
 func (c *Conn) runRead(
 	ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement,
 ) (_ driver.Rows, _ driver.Result, err error) {
-	if st.Info.Tables && c.k.HeldElsewhere(h.LockContext) {
-		return nil, nil, c.k.Error(st.Op(), h, errHeldElsewhere)
+	if st.Info.Tables && c.handle.HeldElsewhere(h.LockContext) {
+		return nil, nil, c.handle.Error(st.Op(), h, errHeldElsewhere)
 	}
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { p.refused(ctx, c.k, err) }()
+	defer func() { p.refused(ctx, c.handle, err) }()
 	var end context.Context
 	if len(p.missing) > 0 {
 		if end, err = c.readUntil(ctx, s, p, st); err != nil {
@@ -57,11 +57,11 @@ func (c *Conn) runRead(
 	if err := c.readUnder(ctx, end, s, p, st); err != nil {
 		return nil, nil, err
 	}
-	if err := c.needClean(ctx, s, h, c.k.Wait(h), false); err != nil {
-		return nil, nil, c.k.Error(st.Op(), h, err)
+	if err := c.needClean(ctx, s, h, c.handle.Wait(h), false); err != nil {
+		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if err := c.verify(ctx, s, st); err != nil {
-		return nil, nil, c.k.Error(st.Op(), h, err)
+		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	r, res, err := c.runHere(ctx, st)
 	if err == nil && r != nil && s.stale.by.Load() != nil {
@@ -70,7 +70,7 @@ func (c *Conn) runRead(
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(s.k, st, len(s.grants) > 0)
+	s.hasRead(s.handle, st, len(s.grants) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
@@ -95,7 +95,7 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 		end = ofQuery{ctx}
 	}
 	if end.Done() == nil && p.locks {
-		return nil, c.k.Error(st.Op(), p.h, lockerr.With(lockerr.ErrNoEnd, errors.New(
+		return nil, c.handle.Error(st.Op(), p.h, lockerr.With(lockerr.ErrNoEnd, errors.New(
 			"nothing would release the lock that this query takes; "+
 				"derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
@@ -135,7 +135,7 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 // whether it is lent.
 func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
 	lent = new(bool)
-	if !p.versions || p.locks || c.link == nil && !c.k.Apps().Ready() {
+	if !p.versions || p.locks || c.link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
 	}
 	light := c.link == nil

@@ -246,7 +246,7 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 				g.noted.Read()
 			}
 		}
-	case u.ctxState.hasRead(u.ctxState.k, st, len(u.rows) > 0 || len(u.ctxState.grants) > 0):
+	case u.ctxState.hasRead(u.ctxState.handle, st, len(u.rows) > 0 || len(u.ctxState.grants) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}
 	noteHolds(st)
@@ -298,7 +298,7 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && !errors.Is(err, lockerr.ErrLost) && ctx.Err() != nil {
 		err = ctx.Err() // it has closed the connection right before the statement was sent
 	}
-	if errors.Is(err, context.Canceled) && ctx.Err() == nil && u.ctxState.k.Closed() {
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil && u.ctxState.handle.Closed() {
 		err = lockerr.ErrClosed // not the caller's end: see untilClosed
 	}
 	switch {

@@ -30,7 +30,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 		s.ofOne = statement.ForOne()
 	}
 	c.skipped = ""
-	kept := c.k.Bounded() && !skipped && c.k.RunsTexts() && !s.ofOne
+	kept := c.handle.Bounded() && !skipped && c.handle.RunsTexts() && !s.ofOne
 	if c.unlocked() {
 		if err := s.prepare(ctx, kept); err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ const prepareWait = 10 * time.Millisecond
 func (s *Stmt) keep(ctx context.Context) error {
 	s.kept, s.inputs = true, -1
 	if s.c.link == nil {
-		if !s.c.k.Apps().Ready() {
+		if !s.c.handle.Apps().Ready() {
 			return nil
 		}
 		err := s.c.needAs(ctx, pool.As{Patience: prepareWait})
@@ -117,7 +117,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 
 // isAt notes that the statement is prepared on the connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
-	if s.base, s.at = base, s.c.appConn; s.c.k.Bounded() {
+	if s.base, s.at = base, s.c.appConn; s.c.handle.Bounded() {
 		s.at.stmts.own = append(s.at.stmts.own, &s.baseStmt)
 	}
 }
@@ -143,7 +143,7 @@ func (s *Stmt) Close() error {
 	if s.base == nil {
 		return nil
 	}
-	if s.c.k.Bounded() {
+	if s.c.handle.Bounded() {
 		if s.at != s.c.appConn {
 			return nil // it was closed when the connection was given back
 		}
@@ -213,7 +213,7 @@ func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (d
 	case s.kept && s.c.tx == nil: // it was only to be prepared on this one, and may have to wait now
 		s.c.release()
 	}
-	if !s.ofOne && s.c.tx == nil && !s.c.k.Bounded() { // else nobody makes it try again
+	if !s.ofOne && s.c.tx == nil && !s.c.handle.Bounded() { // else nobody makes it try again
 		ctx = statement.OnAny(ctx)
 	}
 	return s.c.run(ctx, st)

@@ -12,7 +12,7 @@ func (cs *ctxState) takeGrants(ctx context.Context, p *plan, on *strategy.Lender
 	before := len(cs.grants)
 	undo = func() { cs.drop(before, nil) }
 	if p.wait.Left() == 0 {
-		cs.k.AwaitEnding(ctx, p.outside)
+		cs.handle.AwaitEnding(ctx, p.outside)
 	}
 	var versions []strategy.Resource
 	for _, resource := range p.outside {
@@ -40,7 +40,7 @@ func (cs *ctxState) takeLock(ctx context.Context, p *plan, resource strategy.Res
 	var taken *grant
 	p.asked = true
 	known := make(chan struct{}) // closed when taken is set
-	taken, err := takeGrant(ctx, cs.k, p.l, p.by, resource, p.wait.Left(), on, func() { <-known; cs.lost(taken) })
+	taken, err := takeGrant(ctx, cs.handle, p.l, p.by, resource, p.wait.Left(), on, func() { <-known; cs.lost(taken) })
 	close(known)
 	if err != nil {
 		return err
@@ -52,10 +52,10 @@ func (cs *ctxState) takeLock(ctx context.Context, p *plan, resource strategy.Res
 // remember notes the versions of resources, in one statement: one strategy alone compares.
 func (cs *ctxState) remember(ctx context.Context, p *plan, resources []strategy.Resource, on *strategy.Lender) error {
 	p.asked = true
-	seen, ctx := cs.k.Observe(ctx, resources...)
+	seen, ctx := cs.handle.Observe(ctx, resources...)
 	by := p.l.By(resources[0])
 	held, err := by.Take(ctx, strategy.Request{
-		Resources: resources, Wait: p.wait.Left(), Wants: cs.k.WaitingFor(p.by, p.l.Sought(resources...)), Lends: on,
+		Resources: resources, Wait: p.wait.Left(), Wants: cs.handle.WaitingFor(p.by, p.l.Sought(resources...)), Lends: on,
 	})
 	err = strategy.Naming(err, resources)
 	seen.Answered(nil, nil, 0, err)
@@ -63,7 +63,7 @@ func (cs *ctxState) remember(ctx context.Context, p *plan, resources []strategy.
 		return err
 	}
 	for i, v := range held {
-		g := newGrant(cs.k, resources[i], by, v)
+		g := newGrant(cs.handle, resources[i], by, v)
 		g.seen, seen = seen, nil
 		cs.add(g)
 	}

@@ -17,7 +17,7 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	if err := c.enter(ctx, true); err != nil {
 		return nil, err
 	}
-	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx, pooled: c.k.Bounded() && c.tx == nil && statement.Retried(ctx)}
+	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx, pooled: c.handle.Bounded() && c.tx == nil && statement.Retried(ctx)}
 	if c.direct(ctx) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
@@ -48,12 +48,12 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
 	if h != nil && len(h.Holds) > 0 && (h.LockContext != nil || !opts.ReadOnly) {
-		if err := reaches(ctx, c.k, h); err != nil {
+		if err := reaches(ctx, c.handle, h); err != nil {
 			return err
 		}
 	}
 	if c.tx != nil && !c.tx.locked() {
-		return c.k.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
+		return c.handle.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
 	s, err := c.takeState(ctx, h)
@@ -97,7 +97,7 @@ func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err er
 	if c.tx != nil {
 		s = c.tx.u.ctxState
 	} else {
-		s = ctxStateOf(c.k, h.LockContext)
+		s = ctxStateOf(c.handle, h.LockContext)
 	}
 	if err = s.take(ctx); err != nil {
 		return nil, err

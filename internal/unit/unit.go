@@ -149,7 +149,7 @@ type lifetime struct {
 //	runAlone       the end of its only statement; inPart     COMMIT; or ROLLBACK  as for commitOrKeep; stay if it fails
 //	runDefinition  the check of holds before DDL             COMMIT               it has none
 //	lockRest       a key that is not granted                 ROLLBACK             stay
-//	session.open   a node that is behind                     ROLLBACK             end
+//	opener.open    a node that is behind                     ROLLBACK             end
 //	inTime         its context's end; if something is open   COMMIT; or ROLLBACK  end; the lock context, too, unless a hold owns it
 //	outlivesHold   the end of a hold around what only reads  ROLLBACK             end
 //	endForClose    the handle's close                        ROLLBACK             end; the lock context, too
@@ -179,7 +179,7 @@ func (r *row) raises() bool { return r.versioned && !r.Shared }
 const commitLimit = 30 * time.Second
 
 // newUnit returns the unit of the transaction on a session.
-func newUnit(s *session, txn *pool.Txn) *unit {
+func newUnit(s *opener, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
 		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
@@ -218,7 +218,7 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		held := u.ctxState.k.Enter(p, u.until != nil)
+		held := u.ctxState.handle.Enter(p, u.until != nil)
 		held.Until(u.ends)
 		r := &row{held, slices.Contains(locked.Versioned, name)}
 		u.rows[name], u.raises = r, u.raises || r.raises()
@@ -316,7 +316,7 @@ func (u *unit) cancelHolds() {
 
 // breakLink gives up a session that may still carry the lock.
 func (u *unit) breakLink() {
-	u.ctxState.k.Doubt()
+	u.ctxState.handle.Doubt()
 	u.link.Taint()
 	u.kill()
 }

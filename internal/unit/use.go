@@ -87,7 +87,7 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit
 		case h == nil:
 			return &lockerr.Error{Op: op, Err: err}
 		}
-		return c.k.Error(op, h, err)
+		return c.handle.Error(op, h, err)
 	}
 	if to != nil || h != nil && c.tx == nil {
 		left := missed(&c.use.left, st)
