@@ -30,6 +30,7 @@ const (
 	HoldsNot  = "holds no more" //
 	Waits     = "waits"         // likewise
 	WaitsNot  = "waits no more" // it has the lock, or has given up
+	NotSeen   = "not seen"      // what is not seen has changed: Text is that now
 	Lost      = "lost"          // the lease has run out, neither renewed nor given back
 	Forced    = "forced"        // the lease was taken away, by Account and Process
 	Deadlocks = "deadlock"      // the server has broken so many as Count

@@ -54,8 +54,13 @@ func At(path string, at time.Time, around time.Duration, namespace string, keys 
 		}
 		switch e.What {
 		case Began:
-			m.Known, m.Gaps = true, cmp.Or(gapsOf(e), m.Gaps)
+			m.Known = true
 			clear(state)
+			if e.Text != inNewFile {
+				m.Gaps = e.Text
+			}
+		case NotSeen:
+			m.Known, m.Gaps = true, e.Text
 		case Failed, Ended:
 			m.Known = false
 			clear(state)
@@ -127,12 +132,4 @@ func (c contents) lacking(gaps, namespace string, keys []string) string {
 		}
 	}
 	return gaps
-}
-
-// gapsOf is what an event of Began says that is not seen; "" if it is of a new file only.
-func gapsOf(e Event) string {
-	if e.Text == inNewFile {
-		return ""
-	}
-	return e.Text
 }

@@ -193,3 +193,37 @@ func TestNothingIsKnownAfterARecorderCrashed(t *testing.T) {
 		dbtest.Equal(t, fmt.Sprintf("after %v s it is %%q", seconds), was(t, path, seconds), want)
 	}
 }
+
+// TestGapsAreThoseOfTheTime: one that has closed since is not told, nor one that came later; a number that changes
+// is no event. They outlive the file in which they were written.
+func TestGapsAreThoseOfTheTime(t *testing.T) {
+	r, path := recorder(t, 1<<20)
+	looks := func(seconds float64, gaps ...inspect.Gap) {
+		t.Helper()
+		r.see(t.Context(), &inspect.Snapshot{Time: after(seconds), Gaps: gaps, Locks: []inspect.Lock{locked("k", "row", 1, 0)}}, 0)
+		dbtest.OK(t, r.write())
+	}
+	r.last = after(0)
+	r.note(Event{What: Began})
+	looks(0, inspect.Gap{What: "leases", Why: "no table"})
+	looks(10)
+	looks(20, inspect.Gap{What: "rows", Why: "2 transactions"})
+	looks(30, inspect.Gap{What: "rows", Why: "3 transactions"})
+	for seconds, want := range map[float64]string{5: "not seen: leases: no table", 15: "", 25: "not seen: rows: 2 transactions", 35: "not seen: rows: 2 transactions"} {
+		m, err := At(path, after(seconds), time.Minute, "")
+		dbtest.OK(t, err)
+		dbtest.Equal(t, fmt.Sprintf("after %v s: %%q", seconds), m.Gaps, want)
+	}
+	r.file.most = r.file.size + 1 // so that a new file is begun after the next look
+	looks(100, inspect.Gap{What: "rows", Why: "4 transactions"})
+	dbtest.OK(t, os.Remove(older(path)))
+	m, err := At(path, after(100), 0, "")
+	dbtest.OK(t, err)
+	dbtest.Equal(t, "in a new file: %q", m.Gaps, "not seen: rows: 2 transactions")
+	r.last, r.gaps = after(110), ""
+	r.note(Event{What: Began})
+	looks(110)
+	m, err = At(path, after(110), 0, "")
+	dbtest.OK(t, err)
+	dbtest.Equal(t, "of a recorder that sees all: %q", m.Gaps, "")
+}

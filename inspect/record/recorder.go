@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"time"
 
@@ -32,6 +33,7 @@ type Recorder struct {
 	lapsing   Lapses
 	forced    map[string]uint64 // the tokens of the leases whose end by force was written, by Event.lock
 	deadlocks inspect.Known[uint64]
+	gaps      string    // what is not seen, as it was written last
 	written   time.Time // the last event
 	last      time.Time // the last look, by the server's clock
 	out       []Event
@@ -74,7 +76,8 @@ func (r *Recorder) Run(ctx context.Context) error {
 		case err == nil:
 			if !began {
 				r.last = snap.Time
-				r.note(Event{What: Began, Text: gaps(snap)})
+				r.gaps = gaps(snap)
+				r.note(Event{What: Began, Text: r.gaps})
 			}
 			if failing {
 				r.note(Event{Time: snap.Time, What: Looked})
@@ -104,6 +107,18 @@ func gaps(snap *inspect.Snapshot) (text string) {
 	return text
 }
 
+// numbers in gaps change with each look, and tell nothing new.
+var numbers = regexp.MustCompile(`[0-9]+`)
+
+// seeGaps notes what is not seen, if that has changed.
+func (r *Recorder) seeGaps(snap *inspect.Snapshot) {
+	now := gaps(snap)
+	if numbers.ReplaceAllString(now, "") != numbers.ReplaceAllString(r.gaps, "") {
+		r.gaps = now
+		r.note(Event{What: NotSeen, Text: now})
+	}
+}
+
 // note has the event written, with the time of the last look if it has none.
 func (r *Recorder) note(e Event) {
 	if e.Time.IsZero() {
@@ -125,6 +140,7 @@ func (r *Recorder) forget() {
 // see notes what has changed since the look before.
 func (r *Recorder) see(ctx context.Context, snap *inspect.Snapshot, took time.Duration) {
 	r.last = snap.Time
+	r.seeGaps(snap)
 	for _, l := range r.lapsing.Follow(snap, took) {
 		e := about(Lost, &l)
 		e.by(l.Holders.List[0].Client)
@@ -275,7 +291,7 @@ func (r *Recorder) write() error {
 	if err != nil || !turned {
 		return err
 	}
-	state := []Event{{Time: r.last, What: Began, Text: inNewFile}}
+	state := []Event{{Time: r.last, What: Began, Text: inNewFile}, {Time: r.last, What: NotSeen, Text: r.gaps}}
 	for _, party := range slices.Sorted(maps.Keys(r.open)) {
 		e := r.open[party]
 		e.Time = r.last

@@ -37,7 +37,7 @@ func (h *Handler) history(w http.ResponseWriter, r *http.Request) {
 		if len(e.Name) > 0 && id(inspect.Lock{Strategy: e.Strategy, Namespace: e.Namespace, Name: string(e.Name)}) == asked {
 			about = &e
 		}
-		if e.Time.After(from) && e.What != record.Looked {
+		if e.Time.After(from) && e.What != record.Looked && e.What != record.NotSeen {
 			all = append(all, e)
 		}
 	})
