@@ -188,8 +188,8 @@ func (s *Snapshot) Incomplete(strategies ...string) (holders, waiters bool) {
 }
 
 func incomplete(gaps []Gap, strategies []string) (holders, waiters bool) {
-	of := func(missing bool, list []string) bool {
-		return missing && (len(strategies) == 0 || slices.ContainsFunc(list, func(s string) bool { return slices.Contains(strategies, s) }))
+	of := func(missing bool, list []string) bool { // without a list, of any strategy: a caller has made the Gap
+		return missing && (len(strategies) == 0 || len(list) == 0 || slices.ContainsFunc(list, func(s string) bool { return slices.Contains(strategies, s) }))
 	}
 	for _, g := range gaps {
 		holders, waiters = holders || of(g.Holders, g.holdersOf), waiters || of(g.Waiters, g.waitersOf)

@@ -7,6 +7,7 @@
 //
 // What began and ended between two looks is not in it. What a look does not see is not, either: who waits
 // in the queue of a process, on MariaDB row locks that nobody waits for, and others, as [inspect.Gap] tells.
+// Of a holder that may be there unseen it is not said that it has ended.
 //
 // It costs the server what the looks cost: see package inspect. Where a deadlock was broken there is one
 // statement more, SHOW ENGINE INNODB STATUS, which takes the privilege PROCESS.
@@ -22,18 +23,19 @@ import (
 
 // What an Event tells.
 const (
-	Began     = "began"         // the recorder begins to look; Text is what it does not see
-	Ended     = "ended"         // it looks no more
-	Failed    = "failed"        // a look failed; Text says why. What follows is not known until the next event
-	Looked    = "looked"        // a look saw no change; once a minute
-	Holds     = "holds"         // of a key: the client has the lock
-	HoldsNot  = "holds no more" //
-	Waits     = "waits"         // likewise
-	WaitsNot  = "waits no more" // it has the lock, or has given up
-	NotSeen   = "not seen"      // what is not seen has changed: Text is that now
-	Lost      = "lost"          // the lease has run out, neither renewed nor given back
-	Forced    = "forced"        // the lease was taken away, by Account and Process
-	Deadlocks = "deadlock"      // the server has broken so many as Count
+	Began       = "began"                        // the recorder begins to look; Text is what it does not see
+	Ended       = "ended"                        // it looks no more
+	Failed      = "failed"                       // a look failed; Text says why. What follows is not known until the next event
+	Looked      = "looked"                       // a look saw no change; once a minute
+	Holds       = "holds"                        // of a key: the client has the lock
+	HoldsNot    = "holds no more"                //
+	Waits       = "waits"                        // likewise
+	WaitsNot    = "waits no more"                // it has the lock, or has given up
+	HoldsUnseen = "is not seen to hold any more" // of a key: it may hold, but no look would show it now
+	NotSeen     = "not seen"                     // what is not seen has changed: Text is that now
+	Lost        = "lost"                         // the lease has run out, neither renewed nor given back
+	Forced      = "forced"                       // the lease was taken away, by Account and Process
+	Deadlocks   = "deadlock"                     // the server has broken so many as Count
 )
 
 // Event is a line of the record. Fields that do not belong to What are zero.
@@ -85,7 +87,7 @@ func (e Event) String() string {
 		who += fmt.Sprintf(" (connection %d)", e.Connection)
 	}
 	switch e.What {
-	case Holds, HoldsNot, Waits, WaitsNot:
+	case Holds, HoldsNot, HoldsUnseen, Waits, WaitsNot:
 		text := who + " " + e.What
 		if e.Strategy != "" {
 			text += ": " + e.Strategy
@@ -95,6 +97,9 @@ func (e Event) String() string {
 		}
 		if e.Token != nil && e.What == Holds {
 			text += fmt.Sprintf(", token %d", *e.Token)
+		}
+		if e.What == HoldsUnseen {
+			text += "; perhaps it does"
 		}
 		return text
 	case Lost:

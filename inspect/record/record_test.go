@@ -227,3 +227,37 @@ func TestGapsAreThoseOfTheTime(t *testing.T) {
 	dbtest.OK(t, err)
 	dbtest.Equal(t, "of a recorder that sees all: %q", m.Gaps, "")
 }
+
+// TestAnEndIsOnlyToldWhereItIsKnown: MariaDB shows a row lock only while somebody waits for it, so one that is not
+// seen any more may be held, unless another one has the row alone.
+func TestAnEndIsOnlyToldWhereItIsKnown(t *testing.T) {
+	hides := inspect.Gap{What: "row locks that nobody waits for", Holders: true}
+	shared := locked("k", "row", 2, 0)
+	shared.Holders.More = true
+	for _, test := range []struct {
+		name string
+		then []inspect.Lock
+		gaps []inspect.Gap
+		want string
+	}{
+		{"all is seen", nil, nil, "p1 (connection 1) holds no more: row"},
+		{"not all is seen", nil, []inspect.Gap{hides}, "p1 (connection 1) is not seen to hold any more: row; perhaps it does"},
+		{"another one has it", []inspect.Lock{locked("k", "row", 2, 0)}, []inspect.Gap{hides}, "p1 (connection 1) holds no more: row"},
+		{"another one shares it", []inspect.Lock{shared}, []inspect.Gap{hides}, "p1 (connection 1) is not seen to hold any more: row; perhaps it does"},
+	} {
+		r, path := recorder(t, 1<<20)
+		r.last = after(0)
+		r.note(Event{What: Began})
+		r.looks(t, 1, locked("k", "row", 1, 0))
+		r.see(t.Context(), &inspect.Snapshot{Time: after(2), Locks: test.then, Gaps: test.gaps}, 0)
+		dbtest.OK(t, r.write())
+		m, err := At(path, after(2), time.Minute, "")
+		dbtest.OK(t, err)
+		if !slices.ContainsFunc(m.Around, func(e Event) bool { return e.String() == test.want }) {
+			t.Errorf("%s: it tells %v", test.name, m.Around)
+		}
+		if got := was(t, path, 2, "k"); strings.Contains(got, "p1") {
+			t.Errorf("%s: then %s", test.name, got)
+		}
+	}
+}

@@ -171,7 +171,7 @@ func (r *Recorder) see(ctx context.Context, snap *inspect.Snapshot, took time.Du
 			r.missed[party] = snap.Time
 			continue
 		}
-		gone.What = map[string]string{Holds: HoldsNot, Waits: WaitsNot}[gone.What]
+		gone.What = ended(snap, gone)
 		gone.Since, gone.Earlier, gone.Activity = nil, false, ""
 		delete(r.open, party)
 		delete(r.missed, party)
@@ -188,6 +188,22 @@ func (r *Recorder) see(ctx context.Context, snap *inspect.Snapshot, took time.Du
 	if len(r.out) == 0 && snap.Time.Sub(r.written) >= heartbeat {
 		r.note(Event{What: Looked})
 	}
+}
+
+// ended is what has become of one that held or waited, and is not in the snapshot.
+func ended(snap *inspect.Snapshot, gone Event) string {
+	if gone.What == Waits {
+		return WaitsNot
+	}
+	for i := range snap.Locks {
+		if l := &snap.Locks[i]; about(Holds, l).lock() == gone.lock() && len(l.Holders.List) > 0 && !l.Holders.More {
+			return HoldsNot // these are all
+		}
+	}
+	if hidden, _ := snap.Incomplete(gone.Strategy); hidden {
+		return HoldsUnseen
+	}
+	return HoldsNot
 }
 
 func (r *Recorder) seeForced(snap *inspect.Snapshot) {
