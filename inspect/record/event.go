@@ -7,7 +7,7 @@
 //
 // What began and ended between two looks is not in it. What a look does not see is not, either: who waits
 // in the queue of a process, on MariaDB row locks that nobody waits for, and others, as [inspect.Gap] tells.
-// Of a holder that may be there unseen it is not said that it has ended.
+// Of a holder or a waiter that may be there unseen it is not said that it has ended.
 //
 // It costs the server what the looks cost: see package inspect. Where a deadlock was broken there is one
 // statement more, SHOW ENGINE INNODB STATUS, which takes the privilege PROCESS.
@@ -31,6 +31,7 @@ const (
 	HoldsNot    = "holds no more"                //
 	Waits       = "waits"                        // likewise
 	WaitsNot    = "waits no more"                // it has the lock, or has given up
+	WaitsUnseen = "is not seen to wait any more" // it may wait, and ask again, perhaps on another connection
 	HoldsUnseen = "is not seen to hold any more" // of a key: it may hold, but no look would show it now
 	NotSeen     = "not seen"                     // what is not seen has changed: Text is that now
 	Lost        = "lost"                         // the lease has run out, neither renewed nor given back
@@ -87,7 +88,7 @@ func (e Event) String() string {
 		who += fmt.Sprintf(" (connection %d)", e.Connection)
 	}
 	switch e.What {
-	case Holds, HoldsNot, HoldsUnseen, Waits, WaitsNot:
+	case Holds, HoldsNot, HoldsUnseen, Waits, WaitsNot, WaitsUnseen:
 		text := who + " " + e.What
 		if e.Strategy != "" {
 			text += ": " + e.Strategy
@@ -98,7 +99,7 @@ func (e Event) String() string {
 		if e.Token != nil && e.What == Holds {
 			text += fmt.Sprintf(", token %d", *e.Token)
 		}
-		if e.What == HoldsUnseen {
+		if e.What == HoldsUnseen || e.What == WaitsUnseen {
 			text += "; perhaps it does"
 		}
 		return text
@@ -135,9 +136,12 @@ func (e Event) lock() string {
 	return fmt.Sprintf("%q %q %q %d", e.Strategy, e.Namespace, e.Name, slot)
 }
 
+// waits reports an event of a waiter.
+func (e Event) waits() bool { return e.What == Waits || e.What == WaitsNot || e.What == WaitsUnseen }
+
 // party is the lock with its holder, or its waiter.
 func (e Event) party() string {
-	waits := e.What == Waits || e.What == WaitsNot
+	waits := e.waits()
 	if e.Strategy == lease && !waits {
 		return fmt.Sprintf("%v %s %d", waits, e.lock(), *e.Token)
 	}
@@ -146,7 +150,7 @@ func (e Event) party() string {
 
 // wanted is the lock with the program that waits for it. Who waits for a slot waits for any, of one at a time.
 func (e Event) wanted() string {
-	if (e.What == Waits || e.What == WaitsNot) && e.Slot != nil && e.Key != "" {
+	if e.waits() && e.Slot != nil && e.Key != "" {
 		return fmt.Sprintf("%q %q %q %q", e.Strategy, e.Namespace, e.Key, e.Program)
 	}
 	return fmt.Sprintf("%s %q", e.lock(), e.Program)

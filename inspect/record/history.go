@@ -68,7 +68,7 @@ func At(path string, at time.Time, around time.Duration, namespace string, keys 
 			if m.Known = true; asked {
 				state[e.party()] = e
 			}
-		case HoldsNot, HoldsUnseen, WaitsNot:
+		case HoldsNot, HoldsUnseen, WaitsNot, WaitsUnseen:
 			delete(state, e.party())
 		default:
 			m.Known = true

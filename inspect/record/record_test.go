@@ -261,3 +261,41 @@ func TestAnEndIsOnlyToldWhereItIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoMayAskAgainIsNotSaidToHaveEnded: who waits for a lease is not seen in between, and may ask on another
+// connection. That it has the lock is an end.
+func TestWhoMayAskAgainIsNotSaidToHaveEnded(t *testing.T) {
+	granted := locked("k", "lease", 2, 0)
+	granted.Holders.List[0].Client = inspect.Client{Program: "p2", PID: 7} // a lease has no connection
+	unseen := inspect.Gap{What: "who has locked rows", Waiters: true}
+	for _, test := range []struct {
+		name, strategy string
+		then           inspect.Lock
+		gaps           []inspect.Gap
+		want           string
+	}{
+		{"not seen twice", "lease", locked("k", "lease", 1, 0), nil, "p2 (connection 2) is not seen to wait any more: lease; perhaps it does"},
+		{"another asks", "lease", locked("k", "lease", 1, 3), nil, "p2 (connection 2) is not seen to wait any more: lease; perhaps it does"},
+		{"it has it", "lease", granted, nil, "p2 (connection 2) waits no more: lease"},
+		{"an advisory lock", "advisory", locked("k", "advisory", 2, 0), nil, "p2 (connection 2) waits no more: advisory"},
+		{"a row", "row", locked("k", "row", 1, 0), nil, "p2 (connection 2) waits no more: row"},
+		{"a row, and not all is seen", "row", locked("k", "row", 1, 0), []inspect.Gap{unseen}, "p2 (connection 2) is not seen to wait any more: row; perhaps it does"},
+	} {
+		r, path := recorder(t, 1<<20)
+		r.last = after(0)
+		r.note(Event{What: Began})
+		r.looks(t, 1, locked("k", test.strategy, 1, 2))
+		for seconds := range 2 {
+			r.see(t.Context(), &inspect.Snapshot{Time: after(2 + float64(seconds)), Locks: []inspect.Lock{test.then}, Gaps: test.gaps}, 0)
+		}
+		dbtest.OK(t, r.write())
+		m, err := At(path, after(3), time.Minute, "")
+		dbtest.OK(t, err)
+		if !slices.ContainsFunc(m.Around, func(e Event) bool { return e.String() == test.want }) {
+			t.Errorf("%s: it tells %v", test.name, m.Around)
+		}
+		if got := was(t, path, 3, "k"); strings.Contains(got, "p2 waits") {
+			t.Errorf("%s: then %s", test.name, got)
+		}
+	}
+}

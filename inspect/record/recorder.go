@@ -192,7 +192,12 @@ func (r *Recorder) see(ctx context.Context, snap *inspect.Snapshot, took time.Du
 
 // ended is what has become of one that held or waited, and is not in the snapshot.
 func ended(snap *inspect.Snapshot, gone Event) string {
+	holders, waiters := snap.Incomplete(gone.Strategy)
 	if gone.What == Waits {
+		asksAgain := gone.Strategy != hint.StrategyRow || gone.Slot != nil
+		if (asksAgain || waiters) && !granted(snap, gone) {
+			return WaitsUnseen
+		}
 		return WaitsNot
 	}
 	for i := range snap.Locks {
@@ -200,10 +205,26 @@ func ended(snap *inspect.Snapshot, gone Event) string {
 			return HoldsNot // these are all
 		}
 	}
-	if hidden, _ := snap.Incomplete(gone.Strategy); hidden {
+	if holders {
 		return HoldsUnseen
 	}
 	return HoldsNot
+}
+
+// granted reports whether who waited has the lock now, by its connection, or by a process of that name.
+func granted(snap *inspect.Snapshot, waiter Event) bool {
+	for i := range snap.Locks {
+		l := &snap.Locks[i]
+		if e := about(Holds, l); e.Strategy != waiter.Strategy || e.Namespace != waiter.Namespace || e.Key != waiter.Key {
+			continue
+		}
+		for _, h := range l.Holders.List {
+			if h.ConnectionID != 0 && h.ConnectionID == waiter.Connection || h.PID != 0 && h.Program == waiter.Program {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (r *Recorder) seeForced(snap *inspect.Snapshot) {
