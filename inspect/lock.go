@@ -124,7 +124,7 @@ type Holder struct {
 	WaitsFor []string
 }
 
-// Silent reports that a lease was not renewed when that was due: its holder is frozen, cut off,
+// Silent reports that a lease was not renewed when that was due: its holder has ended, is frozen, cut off,
 // or too slow. The lease ends when Renewed reaches the TTL.
 func (h *Holder) Silent() bool {
 	renewed, known := h.Renewed.Get()
@@ -133,7 +133,7 @@ func (h *Holder) Silent() bool {
 }
 
 // Overdue reports that the first renewal of a lease was due, if its TTL is ExpectedTTL, and was not told:
-// its holder is frozen, cut off, or too slow; or no renewal is due at all, because of its MaxHold.
+// its holder has ended, is frozen, cut off, or too slow; or no renewal is due at all, because of its MaxHold.
 func (h *Holder) Overdue() bool {
 	unrenewed, known := h.Unrenewed.Get()
 	expected, _ := h.ExpectedTTL.Get()

@@ -77,7 +77,7 @@ that counts from when it asked the last time. It is empty where that cannot be k
 then STATE says how old the transaction is that holds the row, which is no age of the
 lock, since it may have waited first. For a lease STATE says how long it still lasts
 unless it is renewed, or that it was not renewed when that was due: then its holder
-is frozen, cut off or too slow. STATE is "nobody" only where that is known. Below a holder
+has ended, is frozen, cut off or too slow. STATE is "nobody" only where that is known. Below a holder
 for whom others wait, or with show below each, stands what its connection does, and
 for whom it waits itself. On a terminal lines are as wide as it is, unless --wide is given:
 columns are left out first, and keys and names shortened last, and a line says which. A key is
@@ -542,11 +542,11 @@ func reasons(snap *inspect.Snapshot, circles []inspect.Circle, lock *inspect.Loc
 	if h.Overdue() {
 		expected, _ := h.ExpectedTTL.Get()
 		out = append(out, fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s:"+
-			" the program is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
+			" the program has ended, is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
 			brief(expected), brief(expected/3), brief(lock.Remaining)))
 	}
 	if h.Silent() {
-		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program is frozen, cut off or too slow;"+
+		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program has ended, is frozen, cut off or too slow;"+
 			" the lease ends in %s unless it is renewed", brief(lock.Remaining)))
 	}
 	if h.Silent() || h.Overdue() {

@@ -171,7 +171,7 @@ func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 		Strategy: "lease", Key: "k", Stripe: -1, Remaining: 4 * time.Second, Waiters: inspect.Seen[inspect.Waiter]{More: true},
 		Holders: held(inspect.Holder{Client: client(2), Unrenewed: inspect.Value(26 * time.Second), ExpectedTTL: inspect.Value(30 * time.Second)}),
 	}}})
-	for _, want := range []string{"holds, not renewed yet, ~26s of 30s", "if its TTL is 30s, as far as", "was due after 10s", "the lease ends in 4s", "somebody may wait for it"} {
+	for _, want := range []string{"holds, not renewed yet, ~26s of 30s", "if its TTL is 30s, as far as", "was due after 10s", "the program has ended, is frozen, ", "the lease ends in 4s", "somebody may wait for it"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -277,7 +277,7 @@ func TestShowTellsOfALeaseThatIsNotRenewed(t *testing.T) {
 			pattern, text := regexp.MustCompile(what), ""
 			dbtest.Soon(t, what, func() bool { text = s.command(args...).start().must(0); return pattern.MatchString(text) })
 		}
-		says(`holds, not renewed for \S+s \(TTL 12s\)(?s:.*)its lease was not renewed when that was due`, "show", "k")
+		says(`holds, not renewed for \S+s \(TTL 12s\)(?s:.*)its lease was not renewed when that was due: the program has ended, is frozen,`, "show", "k")
 		says(`nobody\s+the lease of \S+ has run out: not renewed for \S+s \(TTL 12s\)`, "show", "k")
 		dbtest.OK(t, c.Process.Signal(syscall.SIGCONT))
 		c.fails(exitLost, "the command was stopped")
