@@ -337,11 +337,7 @@ func (l *listing) lock(lock *inspect.Lock) {
 		l.notes[len(l.rows)-1] = []string{overtaken}
 	}
 	if held, _ := lock.Holders.Any().Get(); held && l.why && !lock.Holders.List[0].Left {
-		note := "who waits in the holder's own process is not seen in the server: its Stats and metrics count them"
-		if lock.Waiters.More {
-			note += "; nor is, in any process, who asks again and again: for a lease where maxConns is below 12"
-		}
-		l.notes[at] = append(l.notes[at], note)
+		l.notes[at] = append(l.notes[at], "who waits in the holder's own process is not seen in the server: its Stats and metrics count them")
 	}
 	l.forced(*lock, at)
 }
@@ -380,9 +376,22 @@ func printLocks(w io.Writer, c colours, width int, snap *inspect.Snapshot, names
 			return line
 		})
 		printNote(w, c, width, leftOut)
+		if slices.ContainsFunc(snap.Locks, mayPoll) {
+			printNote(w, c, width, polling)
+		}
 	}
 	printNamespaces(w, c, snap)
 	printGaps(w, c, snap)
+}
+
+// polling is what no look shows, or a record.
+const polling = "more may wait for leases, advisory locks and slots than are shown: who asks again and again waits for nothing in the" +
+	" server, as the first waiter behind a lease whose holder has crashed, or all where maxConns (for a lease: below 12) leaves no" +
+	" connection to wait on"
+
+// mayPoll reports a lock whose waiters may ask again and again.
+func mayPoll(l inspect.Lock) bool {
+	return l.Waiters.More && (l.Strategy == "lease" || l.Strategy == "advisory" || l.Slotted)
 }
 
 // printNote writes a line below a table, if there is one to write.
@@ -548,11 +557,6 @@ func reasons(snap *inspect.Snapshot, circles []inspect.Circle, lock *inspect.Loc
 	if h.Silent() {
 		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program has ended, is frozen, cut off or too slow;"+
 			" the lease ends in %s unless it is renewed", brief(lock.Remaining)))
-	}
-	if h.Silent() || h.Overdue() {
-		if lock.Waiters.More && len(lock.Waiters.List) == 0 {
-			out = append(out, "somebody may wait for it: the first waiter behind a holder that has crashed waits for nothing in the server")
-		}
 	}
 	if len(h.WaitsFor) == 0 {
 		return append(out, doing(h))

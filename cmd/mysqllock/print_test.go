@@ -13,6 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/inspect/record"
 )
 
 // TestNoLineIsWiderThanTheTerminal: what tells keys apart stays.
@@ -171,7 +172,7 @@ func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 		Strategy: "lease", Key: "k", Stripe: -1, Remaining: 4 * time.Second, Waiters: inspect.Seen[inspect.Waiter]{More: true},
 		Holders: held(inspect.Holder{Client: client(2), Unrenewed: inspect.Value(26 * time.Second), ExpectedTTL: inspect.Value(30 * time.Second)}),
 	}}})
-	for _, want := range []string{"holds, not renewed yet, ~26s of 30s", "if its TTL is 30s, as far as", "was due after 10s", "the program has ended, is frozen, ", "the lease ends in 4s", "somebody may wait for it"} {
+	for _, want := range []string{"holds, not renewed yet, ~26s of 30s", "if its TTL is 30s, as far as", "was due after 10s", "the program has ended, is frozen, ", "the lease ends in 4s", polling} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -198,8 +199,22 @@ func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 	printLocks(&shown, false, 0, &inspect.Snapshot{Locks: []inspect.Lock{{
 		Strategy: "lease", Key: "k", Stripe: -1, Waiters: inspect.Seen[inspect.Waiter]{More: true}, Holders: held(inspect.Holder{Client: client(2)}),
 	}}}, false, true)
-	if want := "again and again: for a lease where maxConns is below 12"; !strings.Contains(shown.String(), want) {
-		t.Errorf("no %q in\n%s", want, shown.String())
+	if !strings.Contains(shown.String(), polling) {
+		t.Errorf("no %q in\n%s", polling, shown.String())
+	}
+	shown.Reset()
+	printLocks(&shown, false, 0, &inspect.Snapshot{Locks: []inspect.Lock{{
+		Strategy: "lease", Key: "k", Stripe: -1, Waiters: inspect.Seen[inspect.Waiter]{List: []inspect.Waiter{{Client: client(3)}}, More: true}, Holders: held(inspect.Holder{Client: client(2)}),
+	}}}, false, false)
+	if !strings.Contains(shown.String(), polling) {
+		t.Errorf("beside a waiter that is seen there is no %q in\n%s", polling, shown.String())
+	}
+	for strategy, want := range map[string]bool{"lease": true, "advisory": true, "row": false} {
+		shown.Reset()
+		printMoment(&shown, &record.Moment{Known: true, Holders: []record.Event{{What: record.Holds, Key: "k", Strategy: strategy, Since: new(time.Time)}}}, nil)
+		if strings.Contains(shown.String(), polling) != want {
+			t.Errorf("history of a %s: %s", strategy, shown.String())
+		}
 	}
 }
 

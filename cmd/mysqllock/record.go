@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,7 +77,7 @@ func newHistory(at *target) *cobra.Command {
 		Short: "Show who held locks at an earlier time, and who waited",
 		Long: `history reads the file that "record" writes, and asks no server: who held some keys at a time, or
 without keys all that were held, who waited, and what happened around that time: holders and
-waiters that came and went, leases that ran out or were taken away, and deadlocks with both sides.
+waiters that came and went, those that may be there unseen, leases that ran out or were taken away, and deadlocks with both sides.
 
 All times are UTC. --at 02:40 is the last time that it was 02:40. If nobody looked at that time,
 it says so: then nothing is known, and not that nobody held. ≥ is a bound: it may have
@@ -186,6 +187,9 @@ func printMoment(w io.Writer, m *record.Moment, keys []string) {
 			return line
 		})
 		printNote(w, c, width, leftOut)
+		if slices.ContainsFunc(append(m.Holders, m.Waiters...), func(e record.Event) bool { return e.Strategy != "row" || e.Slot != nil }) {
+			printNote(w, c, width, polling)
+		}
 	}
 	if m.Known && m.Gaps != "" {
 		printNote(w, c, width, printable(m.Gaps))
