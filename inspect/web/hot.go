@@ -34,7 +34,9 @@ type heat struct {
 	Longest int64  `json:"longest"` // wait that was seen
 	Most    int    `json:"most"`    // that were seen to wait at the same time
 	Lost    int    `json:"lost"`
-	Now     int    `json:"now"` // wait
+	Now     int    `json:"now"`               // wait
+	More    bool   `json:"more,omitempty"`    // more may have waited than Most
+	NowMore bool   `json:"nowMore,omitempty"` // likewise, now
 }
 
 // add counts what was seen at another time, or of other keys.
@@ -42,6 +44,7 @@ func (h *heat) add(other heat) {
 	h.Waited += other.Waited
 	h.Longest, h.Most = max(h.Longest, other.Longest), max(h.Most, other.Most)
 	h.Lost += other.Lost
+	h.More = h.More || other.More
 }
 
 // hotter sorts: what was waited for most comes first.
@@ -73,6 +76,7 @@ func (p *past) see(at point, snap *inspect.Snapshot, lost []loss, since time.Dur
 	m := &p.minutes[len(p.minutes)-1]
 	m.Longest, m.Waiting = most(m.Longest, at.Longest), most(m.Waiting, at.Waiting)
 	m.Deadlocks += at.Deadlocks
+	m.More = m.More || at.More
 	m.keys = merged(append(m.keys, seen...))
 	if len(m.keys) > 10*hottest { // of one minute, which is not over
 		m.keys = cool(m.keys)
@@ -95,7 +99,7 @@ func (p *past) heats(snap *inspect.Snapshot, lost []loss, since time.Duration) (
 		if len(l.Waiters.List) == 0 {
 			continue
 		}
-		h := heat{Class: p.classOf(l), Most: len(l.Waiters.List)}
+		h := heat{Class: p.classOf(l), Most: len(l.Waiters.List), More: l.Waiters.More}
 		for _, w := range l.Waiters.List {
 			h.Longest = max(h.Longest, milliseconds(w.Least))
 			h.Waited += milliseconds(min(w.Least, since))
@@ -141,10 +145,10 @@ func (p *past) points() []point {
 
 // hot are the hottest classes for each of the ranges, with who waits now.
 func (p *past) hot(now int64, snap *inspect.Snapshot) [][]heat {
-	waiting := make(map[string]int)
+	waiting := make(map[string]inspect.Count)
 	for _, l := range snap.Locks {
 		if len(l.Waiters.List) > 0 {
-			waiting[p.classOf(l)] += len(l.Waiters.List)
+			waiting[p.classOf(l)] = waiting[p.classOf(l)].Plus(l.Waiters.Count())
 		}
 	}
 	out := make([][]heat, len(ranges))
@@ -158,7 +162,8 @@ func (p *past) hot(now int64, snap *inspect.Snapshot) [][]heat {
 		}
 		out[i] = cool(merged(all))
 		for j := range out[i] {
-			out[i][j].Now = waiting[out[i][j].Class]
+			now := waiting[out[i][j].Class]
+			out[i][j].Now, out[i][j].NowMore = now.Seen, now.More
 		}
 	}
 	return out

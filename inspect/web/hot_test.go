@@ -76,3 +76,29 @@ func TestPastIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestMoreMayWaitThanAreSeen: where that is so of a lock, it is of the sums, too, and of all that was seen.
+func TestMoreMayWaitThanAreSeen(t *testing.T) {
+	p := new(past)
+	unsure := rowLock("a", 1)
+	unsure.Waiters.More = true
+	now := at(60, rowLock("a", 1), rowLock("b", 1))
+	p.see(moment(0), at(0, unsure), nil, time.Second)
+	p.see(moment(1), now, nil, time.Second)
+	for _, h := range p.hot(moment(1).Time, now)[0] {
+		if h.More != (h.Class == "a") || h.NowMore {
+			t.Errorf("when all are seen: %+v", h)
+		}
+	}
+	for _, h := range p.hot(moment(0).Time, at(0, unsure))[0] {
+		if h.NowMore != (h.Class == "a") {
+			t.Errorf("when not all are: %+v", h)
+		}
+	}
+	if v := newView(at(0, unsure), p.classOf); !v.WaitMore || !v.Point.More || v.Waiting != inspect.Value(1) {
+		t.Errorf("of %v that wait it is said that there may be more: %v", v.Waiting, v.WaitMore)
+	}
+	if v := newView(now, p.classOf); v.WaitMore || v.Point.More {
+		t.Errorf("of rows that are all seen it is said that there may be more")
+	}
+}

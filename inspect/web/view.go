@@ -84,6 +84,7 @@ type point struct {
 	Time      int64                `json:"t"`
 	Longest   inspect.Known[int64] `json:"w"`           // wait, at least; null if it is not known
 	Waiting   inspect.Known[int]   `json:"n"`           // null if it is not known
+	More      bool                 `json:"m,omitempty"` // more may have waited
 	Deadlocks uint64               `json:"d,omitempty"` // since the point before
 }
 
@@ -151,6 +152,7 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 	for i := range snap.Locks {
 		l := &snap.Locks[i]
 		shown[i] = l
+		v.WaitMore = v.WaitMore || l.Waiters.More
 		for _, h := range l.Holders.List {
 			holders[h.Client] = true
 		}
@@ -192,7 +194,7 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 	for _, g := range snap.Gaps {
 		v.Gaps = append(v.Gaps, gap{g.What, g.Why, g.Remedy})
 	}
-	v.Point = point{Time: time.Now().UnixMilli(), Longest: v.Longest, Waiting: v.Waiting}
+	v.Point = point{Time: time.Now().UnixMilli(), Longest: v.Longest, Waiting: v.Waiting, More: v.WaitMore}
 	return v
 }
 

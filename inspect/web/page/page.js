@@ -228,7 +228,7 @@ const plots = [
     rungs: [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400].map((s) => s * 1000),
   },
   {
-    name: "waiting", of: (p) => p.n, text: String, read: String, marks: false,
+    name: "waiting", of: (p) => p.n, text: String, read: (n) => count(n, plotted().some((p) => p.m)), marks: false,
     rungs: [4, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000],
   },
 ];
@@ -366,7 +366,7 @@ function renderHot() {
     set(row.querySelector(".key"), h.class);
     row.querySelector(".key").disabled = rest;
     const lost = h.lost || view.losses.total !== null ? String(h.lost) : "–";
-    [h.now && !rest ? String(h.now) : "–", atLeast(h.waited) || "–", atLeast(h.longest) || "–", String(h.most), lost].forEach((text, n) => set(row.children[n + 1], text));
+    [h.now && !rest ? count(h.now, h.nowMore) : "–", atLeast(h.waited) || "–", atLeast(h.longest) || "–", count(h.most, h.more), lost].forEach((text, n) => set(row.children[n + 1], text));
     row.lastElementChild.classList.toggle("bad", h.lost > 0);
   });
 }
