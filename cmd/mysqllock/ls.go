@@ -331,7 +331,7 @@ func (l *listing) lock(lock *inspect.Lock) {
 		if waiter.Shared {
 			who += " (shared)"
 		}
-		l.add(true, name, lock.Strategy, "", who, waited(waiter), waiter.Program, connection(waiter.Client), from(waiter.Client))
+		l.add(true, awaited(*lock, l.namespaces), lock.Strategy, "", who, waited(waiter), waiter.Program, connection(waiter.Client), from(waiter.Client))
 	}
 	if lock.Overtaken() {
 		l.notes[len(l.rows)-1] = []string{overtaken}
@@ -450,6 +450,15 @@ func label(lock inspect.Lock, namespace bool) string {
 		name = lock.Namespace + "/" + name
 	}
 	return name
+}
+
+// awaited is label for a waiter: who waits for a slot has any of them.
+func awaited(lock inspect.Lock, namespace bool) string {
+	if !lock.Slotted {
+		return label(lock, namespace)
+	}
+	lock.Slotted = false
+	return label(lock, namespace) + " [any slot]"
 }
 
 func token(lock inspect.Lock) string {

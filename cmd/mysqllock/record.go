@@ -219,5 +219,9 @@ func nameOf(e record.Event) string {
 	if strings.HasPrefix(e.Key, "stripe ") {
 		return e.Key
 	}
+	switch e.What {
+	case record.Waits, record.WaitsNot, record.WaitsUnseen:
+		return cmp.Or(awaited(l, false), "-")
+	}
 	return cmp.Or(label(l, false), "-")
 }

@@ -63,16 +63,23 @@ func (h *heat) add(lock inspect.Lock) {
 		h.longest, h.holder = waiter, "not known"
 		if len(lock.Holders.List) > 0 {
 			h.holder = who(lock.Holders.List[0].Client)
+			if lock.Slotted { // it waits for any
+				h.holder += ", and the other slots"
+			}
 		}
 	}
 }
 
-// longestWait is "" if nobody is seen to wait, though somebody may.
+// longestWait is "" if nobody is seen to wait, though somebody may. One that is not seen may have waited for longer.
 func (h *heat) longestWait() string {
 	if h.waiting.Seen == 0 && h.seesWaiters {
 		return ""
 	}
-	return cmp.Or(waited(h.longest), "not known")
+	text := cmp.Or(waited(h.longest), "not known")
+	if h.waiting.More && !h.longest.Waited.IsZero() {
+		text = "≥ " + text
+	}
+	return text
 }
 
 // waits is how many wait. "≥ 0" is of a key that nobody is seen to wait for, where the server shows most

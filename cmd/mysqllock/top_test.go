@@ -192,3 +192,33 @@ func TestBehindCrashedHolder(t *testing.T) {
 		waiter.must(exitSignal + int(syscall.SIGTERM))
 	})
 }
+
+// TestTopTellsBoundsOfWaits: where one that is not seen may have waited for longer. Who waits for a slot waits for any.
+func TestTopTellsBoundsOfWaits(t *testing.T) {
+	lock := inspect.Lock{
+		Strategy: "lease", Key: "export", Slot: 1, Slotted: true, Stripe: -1, Holders: held(inspect.Holder{Client: inspect.Client{Program: "batch"}}),
+		Waiters: inspect.Seen[inspect.Waiter]{List: []inspect.Waiter{{Least: time.Second, Waited: inspect.Value(time.Second)}}, More: true},
+	}
+	snap := &inspect.Snapshot{Locks: []inspect.Lock{lock}}
+	var b strings.Builder
+	printTop(&b, false, 0, snap, nil)
+	if want := "export  1      1     ≥ 1      ≥ 1s          batch, and the other slots"; !strings.Contains(b.String(), want) {
+		t.Errorf("no %q in\n%s", want, b.String())
+	}
+	b.Reset()
+	printLocks(&b, false, 0, snap, false, false)
+	for _, want := range []string{"export [slot 1]    lease            holds", "export [any slot]  lease            waits"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	for what, want := range map[string]string{record.Holds: "export [slot 1]", record.WaitsUnseen: "export [any slot]"} {
+		dbtest.Equal(t, "history calls it %s", nameOf(record.Event{What: what, Key: "export", Slot: &lock.Slot}), want)
+	}
+	snap.Locks[0].Slotted, snap.Locks[0].Waiters.More = false, false
+	b.Reset()
+	printTop(&b, false, 0, snap, nil)
+	if want := "export  1      1     1        1s            batch\n"; !strings.Contains(b.String(), want) {
+		t.Errorf("no %q in\n%s", want, b.String())
+	}
+}

@@ -93,7 +93,11 @@ func (e Event) String() string {
 		if e.Strategy != "" {
 			text += ": " + e.Strategy
 		}
-		if e.Slot != nil {
+		switch {
+		case e.Slot == nil:
+		case e.waits():
+			text += ", any slot"
+		default:
 			text += fmt.Sprintf(", slot %d", *e.Slot)
 		}
 		if e.Token != nil && e.What == Holds {

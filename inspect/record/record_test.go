@@ -114,6 +114,10 @@ func TestAWaiterForASlotCountsOnce(t *testing.T) {
 	for _, seconds := range []float64{1, 2} {
 		dbtest.Equal(t, fmt.Sprintf("after %v s it is %%q", seconds), was(t, path, seconds), "k p1 holds, k p2 holds, k p9 waits")
 	}
+	m, err := At(path, after(2), time.Minute, "")
+	dbtest.OK(t, err)
+	dbtest.Equal(t, "it tells %q", m.Waiters[0].String(), "p9 (connection 9) waits: lease, any slot")
+	dbtest.Equal(t, "it tells %q", m.Holders[1].String(), "p2 (connection 2) holds: lease, slot 1, token 2")
 }
 
 // TestAWaiterThatAsksAgainElsewhere: who asks again on another connection is no second waiter; who waits beside

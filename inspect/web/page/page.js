@@ -466,7 +466,7 @@ function newRow() {
     if (button) set(button.lastElementChild, ` ${lock.key}`);
     const blame = part(".blame");
     blame.hidden = !lock.holdsUp && !lock.circle;
-    set(blame, lock.circle ? "in a circle of waits" : `holds up ${lock.holdsUp}`);
+    set(blame, lock.circle ? "in a circle of waits" : `${lock.slot !== undefined ? "with the other slots " : ""}holds up ${lock.holdsUp}`);
     part(".why").hidden = !lock.why;
     set(part(".why"), lock.why ?? "");
     part(".history").hidden = !hello.record;
@@ -477,7 +477,7 @@ function newRow() {
     const waited = (c) => (c.for ? duration(c.for) : atLeast(c.least));
     const longest = waited(lock.waiters.reduce((most, c) => ((c.least ?? 0) > (most.least ?? 0) ? c : most), {}));
     const long = longest ? `, ${lock.waiting > 1 ? "the longest " : ""}for ${longest}` : "";
-    set(part("summary"), `${count(lock.waiting, lock.waitersMore)} waiting${long}`);
+    set(part("summary"), `${count(lock.waiting, lock.waitersMore)} waiting${lock.slot !== undefined ? " for any slot" : ""}${long}`);
     part("ol").classList.toggle("unordered", !lock.inOrder);
     fill(part("ol"), lock.waiters, (li, c) => set(li.querySelector(".time"), waited(c)));
     const others = lock.waiting > lock.waiters.length ? `and ${lock.waiting - lock.waiters.length} more` : "";
