@@ -169,7 +169,8 @@ type Holder struct {
 	Held         time.Duration // for how long it has held the key; 0 if that is not known: it is where the holder is this database handle
 
 	// Since is the age of the transaction that holds the key, which may have waited first: the lock is no
-	// older. It is 0 for a lease, and if Held is known.
+	// older. It is 0 for a lease, and if Held is known. MariaDB tells whole seconds: there the transaction is at least so
+	// old, and up to two seconds older.
 	Since time.Duration
 
 	// Left: it has given the lease back, which stays for its MinHold. Its process may have ended.

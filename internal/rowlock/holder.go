@@ -89,10 +89,11 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
 }
 
-// blockerSQL asks MariaDB who keeps a transaction waiting.
+// blockerSQL asks MariaDB who keeps a transaction waiting. MariaDB tells when a transaction began in whole seconds: its age is
+// at least what that makes, less one.
 func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 	return fmt.Sprintf(server.Bounded(bound)+
-		"b.trx_mysql_thread_id, p.USER, p.HOST, '', TIMESTAMPDIFF(MICROSECOND, b.trx_started, NOW(6))"+
+		"b.trx_mysql_thread_id, p.USER, p.HOST, '', GREATEST(TIMESTAMPDIFF(SECOND, b.trx_started, NOW(6)) - 1, 0) * 1000000"+
 		" FROM information_schema.INNODB_LOCK_WAITS w"+
 		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
 		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
