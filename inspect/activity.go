@@ -116,7 +116,7 @@ func (p *picture) mariadbActivity(ctx context.Context, ids []uint64) error {
 		" FROM %s WHERE ID IN (%s)", longestText, server.Connections, list(ids)))
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
-		a := &Activity{Running: r[1] != "1" && !ping(r[3]), For: max(0, micros(r[2]))}
+		a := &Activity{Running: r[1] != "1" && !ping(r[3]), For: max(0, p.age(r[2]))}
 		switch {
 		case !a.Running && r[1] != "1": // a sign of life of the driver, just now
 			a.For, a.Least = 0, true
@@ -176,6 +176,7 @@ func (p *picture) mysqlActivity(ctx context.Context, ids []uint64) error {
 			"UPDATE performance_schema.setup_consumers SET ENABLED = 'YES' WHERE NAME LIKE 'events_statements_%'")
 		return nil
 	}
+	now -= uint64(p.late.Nanoseconds()) * 1000 //nolint:gosec // it counts from when the server began
 	for conn, list := range events {
 		p.activity[conn] = p.lastOf(list, now)
 	}

@@ -147,7 +147,9 @@ type session struct {
 	database  string
 	table     schema.Table
 	namespace string
-	now       time.Time // the server's
+	now       time.Time     // the server's
+	asked     time.Time     // when that was asked for: the process's
+	late      time.Duration // how long after that the last answer has come
 	silent    func(since time.Time, asked string)
 	hangs     error // why nothing more is asked
 }
@@ -268,6 +270,7 @@ func (s *session) setUp(ctx context.Context, i *Inspector) error {
 	if _, err := s.exec(ctx, setup); err != nil {
 		return err
 	}
+	s.asked = time.Now()
 	rows, err := s.query(ctx, "SELECT @@performance_schema, CURRENT_USER(), CAST(UTC_TIMESTAMP(6) AS CHAR)")
 	if err != nil {
 		return err
@@ -313,7 +316,15 @@ func (s *session) query(ctx context.Context, text string) (out [][]string, err e
 		out, err = s.read(ctx, text)
 		return err
 	})
+	s.late = time.Since(s.asked)
 	return out, err
+}
+
+// age reads how many microseconds old something was when the last answer was made, and returns how old it was at s.now, at
+// least: of a snapshot all ages are of one moment. What has begun since is as good as new.
+func (s *session) age(text string) time.Duration {
+	age := micros(text)
+	return max(age-s.late, min(age, time.Microsecond))
 }
 
 func (s *session) read(ctx context.Context, text string) (out [][]string, err error) {

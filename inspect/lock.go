@@ -13,7 +13,7 @@ import (
 
 // Snapshot shows the locks, their holders and their waiters.
 type Snapshot struct {
-	Time      time.Time // the server's, when the reading began
+	Time      time.Time // the server's, when the reading began; all ages are of this moment
 	Namespace string    // the namespace that it shows; "" for all
 	NoTable   bool      // the lock table does not exist: its name is wrong, it was dropped, or no program has made it yet
 	Locks     []Lock    // by namespace, key, slot and strategy
@@ -100,7 +100,7 @@ type Holder struct {
 	Client
 	Since  Known[time.Duration] // how long it has held the lock
 	Least  time.Duration        // if Since is not known: it has held the lock for at least so long
-	Within Known[time.Duration] // the age of its connection's transaction, which may have waited for the lock first
+	Within Known[time.Duration] // the age of its connection's transaction, which may have waited for the lock first; on MariaDB, which tells whole seconds, at least
 	Shared bool                 // shared with others; a transaction that commits under a lease also holds its row shared
 	Left   bool                 // it has given the lease back, which stays for its MinHold: its process may have ended
 	// Of a lease: how long ago it was renewed last, and its TTL. Not known before the first

@@ -31,9 +31,9 @@ var onMariaDB = view{
 type transaction struct {
 	id    string
 	conn  uint64
-	wants string // the id of the lock that it waits for
-	age   time.Duration
-	locks int // how many rows it has locked
+	wants string        // the id of the lock that it waits for
+	age   time.Duration // at least: MariaDB tells whole seconds
+	locks int           // how many rows it has locked
 }
 
 // record is a lock of a row that somebody waits for.
@@ -64,7 +64,7 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 	for _, r := range trx {
 		conn, _ := strconv.ParseUint(r[2], 10, 64)
 		rows, _ := strconv.Atoi(r[5])
-		transactions = append(transactions, transaction{r[1], conn, r[3], micros(r[4]), rows})
+		transactions = append(transactions, transaction{r[1], conn, r[3], max(p.age(r[4]).Truncate(time.Second), time.Microsecond), rows})
 	}
 	for _, r := range locks {
 		namespace, name, ok := readPrimaryKey(r[4])
@@ -90,7 +90,7 @@ func (p *picture) mariadbRowLocks(ctx context.Context) error {
 // look like one that it holds. So the text reads the transactions before the locks and behind them.
 func (p *picture) trxAndLocks(ctx context.Context) (trx, locks [][]string, err error) {
 	const trxRows = "SELECT '%s', trx_id, trx_mysql_thread_id, COALESCE(trx_requested_lock_id, '')," +
-		" TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)), trx_rows_locked FROM information_schema.INNODB_TRX"
+		" GREATEST(TIMESTAMPDIFF(SECOND, trx_started, NOW(6)) - 1, 0) * 1000000, trx_rows_locked FROM information_schema.INNODB_TRX"
 	text := fmt.Sprintf(trxRows+" UNION ALL SELECT 'locks', lock_trx_id, lock_id, lock_mode, lock_data, lock_data IS NULL"+
 		" FROM information_schema.INNODB_LOCKS WHERE lock_type = 'RECORD' AND lock_table = %s UNION ALL "+trxRows+" LIMIT %d",
 		"before", schema.Literal(p.table.String()), "behind", most)

@@ -69,14 +69,13 @@ func (lb *lookBefore) follow(l *Lock, now, end time.Time, holds map[held]seenSin
 		case l.Strategy == row && h.ConnectionID != 0:
 			within, known := h.Within.Get()
 			key.conn = h.ConnectionID
-			// MariaDB counts whole seconds.
-			same = known && end.Add(time.Second-within).Before(lb.time)
+			same = known && now.Add(-within).Before(lb.time)
 		default:
 			continue
 		}
 		since := seenSince{end, l.Remaining}
 		if h.Least > 0 {
-			since.Time = end.Add(-h.Least) // which was counted by then
+			since.Time = now.Add(-h.Least)
 		}
 		if before, known := lb.holds[key]; known && same {
 			since.left = max(since.left, before.left)

@@ -33,7 +33,7 @@ func TestNoLockSeemsOlderThanItIs(t *testing.T) {
 		"a lease, not seen":     {on(0, 0, leased(1)), on(5, 0), on(9, 0, leased(1))},
 		"a transaction, pinged": {on(10, 10, locked(1, 10, 12)), on(20, 20, locked(1, 3.3, 22)), on(21, 21, locked(1, 0, 23))},
 		"another transaction":   {on(10, 10, locked(1, 10, 12)), on(20, 3, locked(1, 3, 8))},
-		"the second in between": {on(10, 10, locked(1, 10, 12)), on(20, 3, locked(1, 3, 10.5))},
+		"perhaps another one":   {on(10, 10, locked(1, 10, 12)), on(20, 3, locked(1, 3, 9.5))},
 		"another connection":    {on(10, 10, locked(1, 10, 12)), on(20, 3, locked(2, 3, 22))},
 		"no transaction known":  {on(10, 10, locked(1, 10, 0)), on(20, 3, locked(1, 3, 0))},
 		"a known time":          {on(10, 10, locked(1, 10, 12)), on(20, 0, dated)},

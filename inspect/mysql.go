@@ -107,7 +107,7 @@ func (p *picture) mysqlOwners(ctx context.Context) (map[string]owner, error) {
 	p.full(rows, whoRows)
 	owners := make(map[string]owner)
 	for _, r := range rows {
-		o := owner{r[1], number(r[2]), number(r[3]), number(r[4]), number(r[5]), micros(r[6]), r[7], micros(r[8])}
+		o := owner{r[1], number(r[2]), number(r[3]), number(r[4]), number(r[5]), p.age(r[6]), r[7], p.age(r[8])}
 		if first, ok := owners[r[0]]; ok {
 			o.event = min(o.event, first.event)
 		}
@@ -164,7 +164,7 @@ func (p *picture) mysqlNamedLocks(ctx context.Context) error {
 	p.full(rows, whoNames)
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[1], 10, 64)
-		one := claim{conn: conn, waiting: r[2] == "1", age: micros(r[3]), event: latest(number(r[5]))}
+		one := claim{conn: conn, waiting: r[2] == "1", age: p.age(r[3]), event: latest(number(r[5]))}
 		if one.waiting {
 			one.order, _ = strconv.ParseUint(r[4], 10, 64)
 		}

@@ -344,12 +344,15 @@ func (p *picture) readRows(ctx context.Context, from, tail string) ([][]string, 
 		token, _ := strconv.ParseUint(r[3], 10, 64)
 		t := tableRow{
 			id: id{lease, r[0], r[1]}, owner: r[2], token: token, versioned: r[4] == "1",
-			expires: moment(r[5]), remaining: micros(r[6]),
+			expires: moment(r[5]),
+		}
+		if r[6] != "0" {
+			t.remaining = max(t.expires.Sub(p.now), time.Microsecond)
 		}
 		t.forced = r[10]
 		t.ttlBefore = positive(micros(r[11]))
-		if t.since = positive(micros(r[7])); r[8] != "" {
-			t.ttl, t.renewed = Value(micros(r[8])), Value(micros(r[9]))
+		if t.since = positive(p.age(r[7])); r[8] != "" {
+			t.ttl, t.renewed = Value(micros(r[8])), Value(max(0, p.age(r[9])))
 		}
 		if p.rows[t.id] = t; t.name == schema.Stripes {
 			p.asked.stripes = int(token)
@@ -767,7 +770,7 @@ func (p *picture) statements(ctx context.Context) ([]statement, error) {
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
 		order, _ := strconv.ParseUint(r[3], 10, 64)
-		p.running = append(p.running, statement{conn, r[1], r[2], order, micros(r[4]), r[5], r[6]})
+		p.running = append(p.running, statement{conn, r[1], r[2], order, p.age(r[4]), r[5], r[6]})
 	}
 	p.read = true
 	return p.running, nil

@@ -44,7 +44,7 @@ func (p *picture) usersOfTable(ctx context.Context) error {
 	p.full(rows, whoRows)
 	for _, r := range rows {
 		conn, _ := strconv.ParseUint(r[0], 10, 64)
-		p.hiding = append(p.hiding, transaction{conn: conn, age: micros(r[1])})
+		p.hiding = append(p.hiding, transaction{conn: conn, age: p.age(r[1])})
 	}
 	if len(p.hiding) > 0 {
 		p.gap(calmRows, fmt.Sprintf("%s: %d", onlyTables, len(p.hiding)), "Filter.Try, or mysqllock ls --try")

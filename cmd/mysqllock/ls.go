@@ -503,7 +503,10 @@ func (l *listing) role(lock inspect.Lock, h inspect.Holder) string {
 	case lock.Remaining > 0:
 		text += ", " + brief(lock.Remaining) + " left"
 	case h.Since.IsZero() && inTransaction:
-		text += ", in a transaction for " + brief(within)
+		text += ", in a transaction"
+		if within >= time.Millisecond { // MariaDB tells whole seconds
+			text += " for " + brief(within)
+		}
 	}
 	return text
 }
