@@ -106,24 +106,77 @@ var ErrStatementLog = lockerr.With(lockerr.ErrUnsafe, errors.New("binlog_format 
 	" with which the tokens of leases go back when a replica is promoted;"+
 	" set ROW or MIXED, or use lockUnsafe=allow where no replica ever is"))
 
-// probe is one text for MySQL and MariaDB: each server skips the other's versioned comment.
-const probe = "SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only," +
-	" /*!80000 @@transaction_isolation, 0, CONCAT(IFNULL((SELECT VARIABLE_VALUE FROM performance_schema.global_variables" +
-	" WHERE VARIABLE_NAME = 'wsrep_on'),'OFF'), ','," +
-	" CONCAT_WS(',', (SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = 'group_replication_group_name')," +
-	" (SELECT VARIABLE_VALUE FROM performance_schema.global_variables" +
-	" WHERE VARIABLE_NAME = 'group_replication_single_primary_mode'))), 0, @@server_uuid," +
-	// An attribute that a Router adds to those of its client.
-	" (SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs WHERE PROCESSLIST_ID = CONNECTION_ID()" +
-	" AND ATTR_NAME = '_client_ip'), @@global.wait_timeout */" +
-	" /*M!100000 @@tx_isolation, @@idle_transaction_timeout, CONCAT(@@wsrep_on,',')," +
-	" (SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')," +
-	" IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID')," +
-	" CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)), 0," +
-	" LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
-	" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout)," +
-	" IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout)) */, " + StatementLog +
-	", @@version, @@version_comment LIMIT 1" // which overrides sql_select_limit
+// What a server is asked, each by a column of probe.
+const (
+	saysVersion = iota
+	saysDatabase
+	saysRollbackOnTimeout
+	saysReadOnly
+	saysIsolation
+	saysIdleLimit         // in seconds, of a transaction; 0 is none
+	saysCluster           // Galera's wsrep_on; and of Group Replication the name and group_replication_single_primary_mode
+	saysSnapshotIsolation // it has innodb_snapshot_isolation
+	saysServer            // which one it is, or which cluster
+	saysRouter            // a Router has added an attribute to those of its client
+	saysSilence           // in seconds, after which it ends a connection that its user has not set up
+	saysStatementLog
+	saysVariable
+	saysComment
+	says // how many
+)
+
+// probed has an SQL expression for each. MySQL and MariaDB skip each other's.
+var probed = [says]struct{ both, mysql, mariadb string }{
+	saysVersion:           {both: "VERSION()"},
+	saysDatabase:          {both: "DATABASE()"},
+	saysRollbackOnTimeout: {both: "@@innodb_rollback_on_timeout"},
+	saysReadOnly:          {both: "@@read_only OR @@innodb_read_only"},
+	saysIsolation:         {mysql: "@@transaction_isolation", mariadb: "@@tx_isolation"},
+	saysIdleLimit:         {mysql: "0", mariadb: "@@idle_transaction_timeout"},
+	saysCluster: {
+		mysql: "CONCAT(IFNULL(" + globalVariable + "'wsrep_on'), 'OFF'), ',', CONCAT_WS(',', " +
+			globalVariable + "'group_replication_group_name'), " + globalVariable + "'group_replication_single_primary_mode')))",
+		mariadb: "CONCAT(@@wsrep_on, ',')",
+	},
+	saysSnapshotIsolation: {
+		mysql:   "0",
+		mariadb: "(SELECT COUNT(*) FROM information_schema.SYSTEM_VARIABLES WHERE VARIABLE_NAME = 'INNODB_SNAPSHOT_ISOLATION')",
+	},
+	saysServer: {
+		mysql: "@@server_uuid",
+		mariadb: "IF(@@wsrep_on, (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS" +
+			" WHERE VARIABLE_NAME = 'WSREP_CLUSTER_STATE_UUID'), CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir))",
+	},
+	saysRouter: {
+		mysql: "(SELECT COUNT(*) FROM performance_schema.session_account_connect_attrs" +
+			" WHERE PROCESSLIST_ID = CONNECTION_ID() AND ATTR_NAME = '_client_ip')",
+		mariadb: "0",
+	},
+	saysSilence: {
+		mysql: "@@global.wait_timeout",
+		mariadb: "LEAST(@@global.wait_timeout, IFNULL(NULLIF(@@idle_transaction_timeout, 0), @@global.wait_timeout)," +
+			" IFNULL(NULLIF(@@idle_readonly_transaction_timeout, 0), @@global.wait_timeout)," +
+			" IFNULL(NULLIF(@@idle_write_transaction_timeout, 0), @@global.wait_timeout))",
+	},
+	saysStatementLog: {both: StatementLog},
+	saysVariable:     {both: "@@version"},
+	saysComment:      {both: "@@version_comment"},
+}
+
+// globalVariable is a variable of MySQL's that may not be there; its name and ")" follow.
+const globalVariable = "(SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = "
+
+// probe is one text for MySQL and MariaDB. LIMIT overrides sql_select_limit.
+var probe = func() string {
+	var columns []string
+	for _, c := range probed {
+		if c.both == "" {
+			c.both = "/*!80000 " + c.mysql + " */ /*M!100000 " + c.mariadb + " */"
+		}
+		columns = append(columns, c.both)
+	}
+	return "SELECT " + strings.Join(columns, ", ") + " LIMIT 1"
+}()
 
 // Probe asks the server on conn what it is, by one statement that needs no privilege, and by
 // another, which every engine answers, if that fails. It sends nothing else, so it may be the
@@ -138,11 +191,11 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		return Info{}, fmt.Errorf("reading the server's settings: %w", err)
 	case err != nil:
 		return recognise(ctx, conn, err)
-	case len(rows) != 1 || len(rows[0]) != 14:
+	case len(rows) != 1 || len(rows[0]) != says:
 		return recognise(ctx, conn, errors.New("it answers in another form"))
 	}
 	r := rows[0]
-	s := self{version: r[0], variable: r[12], comment: r[13]}
+	s := self{version: r[saysVersion], variable: r[saysVariable], comment: r[saysComment]}
 	e := s.engine()
 	if e.ask != nil {
 		return recognise(ctx, conn, nil)
@@ -279,9 +332,10 @@ func (i Info) Pessimists(what string) error {
 
 // told reads the answer to probe.
 func (i *Info) told(r []string) {
-	i.Version, i.Database, i.RollbackOnTimeout, i.ReadOnly, i.Isolation = r[0], r[1], r[2] == "1", r[3] == "1", r[4]
-	i.IdleLimit, _ = strconv.Atoi(r[5])
-	wsrep, group, _ := strings.Cut(r[6], ",")
+	i.Version, i.Database, i.Isolation = r[saysVersion], r[saysDatabase], r[saysIsolation]
+	i.RollbackOnTimeout, i.ReadOnly = r[saysRollbackOnTimeout] == "1", r[saysReadOnly] == "1"
+	i.IdleLimit, _ = strconv.Atoi(r[saysIdleLimit])
+	wsrep, group, _ := strings.Cut(r[saysCluster], ",")
 	name, single, _ := strings.Cut(group, ",")
 	switch {
 	case wsrep == "1" || wsrep == "ON":
@@ -291,10 +345,10 @@ func (i *Info) told(r []string) {
 	case name != "":
 		i.SinglePrimary = true
 	}
-	i.SnapshotIsolation, i.Server, i.Router = r[7] == "1", cmp.Or(name, r[8]), r[9] != "0"
-	seconds, _ := strconv.Atoi(r[10])
+	i.Server, i.Router = cmp.Or(name, r[saysServer]), r[saysRouter] != "0"
+	i.SnapshotIsolation, i.StatementLog = r[saysSnapshotIsolation] == "1", r[saysStatementLog] == "1"
+	seconds, _ := strconv.Atoi(r[saysSilence])
 	i.Silence = time.Duration(seconds) * time.Second
-	i.StatementLog = r[11] == "1"
 }
 
 // Alike reports whether locks work on another server, or on the same one at another time,
