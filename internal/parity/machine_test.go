@@ -296,7 +296,10 @@ func (m *machine) step(s step) error {
 		if a.holds || a.lock.opts == nil {
 			return nil
 		}
-		if a.holds = true; !m.locks {
+		if a.holds = true; a.tx != nil {
+			a.left = left{} // a savepoint
+		}
+		if !m.locks {
 			return nil
 		}
 		var err error
