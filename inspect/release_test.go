@@ -97,6 +97,7 @@ func TestTheHolderIsToldWhoTookItsLease(t *testing.T) {
 				ttl = 9 * time.Second
 			}
 			key := fmt.Sprintf("key %d", n)
+			began := time.Now()
 			h := s.acquire(db, key, lockctx.Lease(ttl))
 			seen := find(look(t, i), "lease", key)
 			if n == 0 {
@@ -111,6 +112,7 @@ func TestTheHolderIsToldWhoTookItsLease(t *testing.T) {
 			from := time.Now().Add(-time.Second)
 			_, err := i.Release(t.Context(), *seen, "it hängs; \x00ticket '4711'")
 			dbtest.OK(t, err)
+			most := time.Since(began) + timing
 			next := s.acquire(s.process("root", "next"), key, lockctx.Lease(time.Minute), lockctx.Wait(dbtest.Patience))
 			err = told(h)
 			want := []string{`by "root@`, `in process "`, fmt.Sprintf(":%d:", os.Getpid()), `the reason: "it hängs;  ticket '4711'"`}
@@ -128,6 +130,9 @@ func TestTheHolderIsToldWhoTookItsLease(t *testing.T) {
 			f := find(look(t, i), "lease", key).Forced
 			if n == 3 {
 				continue
+			}
+			if e := new(mysqllock.Error); !errors.As(err, &e) || n == 0 && e.Held <= 0 || e.Held > most { // not until it is told
+				t.Errorf("%d: it is told %v, %v after it asked for the lock", n, err, most)
 			}
 			if f == nil || f.Token != 1 || !strings.HasPrefix(f.Account, "root@") || !strings.Contains(f.Process, fmt.Sprintf(":%d:", os.Getpid())) ||
 				f.Reason != "it hängs;  ticket '4711'" || f.Time.Before(from) || f.Time.After(time.Now()) {

@@ -113,8 +113,8 @@ type Error struct {
 	Waited   time.Duration // how long the caller had waited
 	Err      error         // the cause; never nil
 
-	// Held, with ErrLost: for how long the caller had had the lock when it was told; 0 if it had
-	// none any more. ConnectionID is the server's id of the connection that had a row lock; 0 if
+	// Held, with ErrLost: for how long the caller had had the lock when it was told, or when the lease
+	// was taken away by force; 0 if it had none any more. ConnectionID is the server's id of the connection that had a row lock; 0 if
 	// that is not known.
 	Held         time.Duration
 	ConnectionID uint64

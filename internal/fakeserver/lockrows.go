@@ -352,7 +352,7 @@ var ofRows = statements{
 	{contains("LAST_INSERT_ID(`shop`.`mysqllock`.token + 1)"), (*Conn).lease},
 	{begins("UPDATE `shop`.`mysqllock` SET owner = IF(RELEASE_LOCK(", "UPDATE `shop`.`mysqllock` SET owner = NULL"), atOnce((*Conn).unlease)},
 	{begins("SELECT owner FROM `shop`.`mysqllock` WHERE"), atOnce((*Conn).leaseholder)},
-	{begins("SELECT released FROM `shop`.`mysqllock` WHERE"), none(1)}, // nobody has taken it away
+	{begins("SELECT released, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM `shop`.`mysqllock` WHERE"), none(2)}, // nobody has taken it away
 }
 
 // makeRows makes rows.

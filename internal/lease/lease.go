@@ -156,7 +156,7 @@ func (l *Lease) expire() {
 		l.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
 	default: // a holder that was frozen may have lost it before; the rest of the margin is for what it does then
 		if f := l.forced(min(margin(l.ttl)/2, askWhy)); f != nil {
-			l.lose(takenAway(f))
+			l.lose(f)
 			return
 		}
 		l.lose(errors.New("it was not renewed in time"))
@@ -200,16 +200,26 @@ var errNotOurs = errors.New("the server says that the lease has expired, or has 
 // who has taken it away by force, for at most askWhy.
 func (l *Lease) whyNotOurs() error {
 	if f := l.forced(askWhy); f != nil {
-		return takenAway(f)
+		return f
 	}
 	return errNotOurs
 }
 
-func takenAway(f *schema.Forced) error { return fmt.Errorf("it was taken away on %v", f) }
+// taken is a lease that was taken away by force.
+type taken struct {
+	schema.Forced
+	at time.Time // by this process's clock, at the latest
+}
+
+// Error implements error.
+func (t *taken) Error() string { return fmt.Sprintf("it was taken away on %v", t.Forced) }
+
+// TakenAt is until when it was held.
+func (t *taken) TakenAt() time.Time { return t.at }
 
 // forced asks the server who has taken the lease away by force; nil if nobody has, or if the server
 // does not say so within bound.
-func (l *Lease) forced(bound time.Duration) *schema.Forced {
+func (l *Lease) forced(bound time.Duration) *taken {
 	locker := l.locker
 	if locker.untold.Load() || locker.running.Enter() != nil {
 		return nil
@@ -222,14 +232,17 @@ func (l *Lease) forced(bound time.Duration) *schema.Forced {
 		return nil
 	}
 	defer c.Release()
-	rows, err := server.Query(ctx, c.Conn, "SELECT released FROM "+locker.cfg.Table.String()+" WHERE "+locker.row("", l.key))
+	rows, err := server.Query(ctx, c.Conn, "SELECT released, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM "+
+		locker.cfg.Table.String()+" WHERE "+locker.row("", l.key))
 	if err != nil || len(rows) == 0 {
 		return nil
 	}
-	if f, ok := schema.ReadForced(rows[0][0]); ok && f.Token == l.token {
-		return &f
+	f, ok := schema.ReadForced(rows[0][0])
+	now, err := time.Parse("2006-01-02 15:04:05.999999", rows[0][1])
+	if !ok || err != nil || f.Token != l.token {
+		return nil
 	}
-	return nil
+	return &taken{f, time.Now().Add(f.At.Sub(now))}
 }
 
 // askWhy is how long a holder waits at most to be told who has taken its lease away.

@@ -25,13 +25,19 @@ type grant struct {
 	first             string               // with Slots, the row of the first
 	seen              *handle.Observation  // of the lock; of versions that were asked for together, only the first has it
 	noted             *handle.Held         // until it is given back
-	lasted            func() time.Duration // from since until its loss was told first
+	lasted            func() time.Duration // from since until it was taken away by force, or else its loss was told first
 }
 
 // newGrant returns what was taken for p.
 func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
 	g := &grant{held: held, handle: k, Resource: p, by: by, since: time.Now()}
-	g.lasted = sync.OnceValue(func() time.Duration { return time.Since(g.since) })
+	g.lasted = sync.OnceValue(func() time.Duration {
+		var taken interface{ TakenAt() time.Time }
+		if errors.As(g.Err(), &taken) {
+			return max(taken.TakenAt().Sub(g.since), time.Microsecond)
+		}
+		return time.Since(g.since)
+	})
 	if p.Slots > 0 {
 		g.first, g.Row = p.Row, held.Key()
 	}
