@@ -72,6 +72,20 @@ func (h *Holder) Advice() string {
 		" KILL %d rolls all of it back", h.ConnectionID)
 }
 
+// Unrenewing says what it means that a lease was not renewed when that was due; "" if it was. left is Lock.Remaining.
+func (h *Holder) Unrenewing(left time.Duration) string {
+	switch expected, _ := h.ExpectedTTL.Get(); {
+	case h.Silent():
+		return "its lease was not renewed when that was due: the program has ended, is frozen, cut off or too slow; the lease ends in " +
+			rounded(left) + " unless it is renewed"
+	case h.Overdue():
+		return fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s:"+
+			" the program has ended, is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
+			rounded(expected), rounded(expected/3), rounded(left))
+	}
+	return ""
+}
+
 // calm is for how long a holder may be idle in its transaction without a word.
 const calm = time.Second
 
@@ -82,7 +96,7 @@ func rounded(d time.Duration) string {
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
 	}
-	return d.Round(time.Second).String()
+	return strings.Replace(d.Round(time.Second).String(), "m0s", "m", 1)
 }
 
 // event is a statement that performance_schema remembers of a connection. Times are

@@ -560,15 +560,8 @@ func reasons(snap *inspect.Snapshot, circles []inspect.Circle, lock *inspect.Loc
 	default:
 		out = append(out, "since when it has the lock is not known")
 	}
-	if h.Overdue() {
-		expected, _ := h.ExpectedTTL.Get()
-		out = append(out, fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s:"+
-			" the program has ended, is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
-			brief(expected), brief(expected/3), brief(lock.Remaining)))
-	}
-	if h.Silent() {
-		out = append(out, fmt.Sprintf("its lease was not renewed when that was due: the program has ended, is frozen, cut off or too slow;"+
-			" the lease ends in %s unless it is renewed", brief(lock.Remaining)))
+	if late := h.Unrenewing(lock.Remaining); late != "" {
+		out = append(out, late)
 	}
 	if len(h.WaitsFor) == 0 {
 		return append(out, doing(h))

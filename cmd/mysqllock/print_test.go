@@ -161,7 +161,7 @@ func TestWhatIsNotKnownIsPrintedWithoutANumber(t *testing.T) {
 		"holds, in a transaction for 6.5s        shopd", // nothing under FOR
 		"it has the lock for 500ms at least; since when is not known",
 		"it waits itself for b, which connection 3 (shopd) holds",
-		"all of them wait for connection 3 (shopd): idle for 1m0s, after: SELECT stock FROM products WHERE id = ?",
+		"all of them wait for connection 3 (shopd): idle for 1m, after: SELECT stock FROM products WHERE id = ?",
 		"; its transaction is open, and no statement runs: see why its program does not go on, or end it: KILL 3 rolls all of it back",
 	} {
 		if !strings.Contains(out, want) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/inspect"
+	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -208,5 +209,21 @@ func TestWhatCannotBePrintedIsEscaped(t *testing.T) {
 		if got := printable(s); got != want {
 			t.Errorf("%q is shown as %s, want %s", s, got, want)
 		}
+	}
+}
+
+// TestALeaseThatIsNotRenewedIsExplained: with what its holder does, if others wait, and also if nobody does.
+func TestALeaseThatIsNotRenewedIsExplained(t *testing.T) {
+	silent := leased(1, 0, 30)
+	silent.Holders.List[0].Renewed, silent.Holders.List[0].TTL = inspect.Value(90*time.Second), inspect.Value(2*time.Minute)
+	overdue := leased(1, 0, 50, waiter(7, 1))
+	overdue.Holders.List[0].Unrenewed, overdue.Holders.List[0].ExpectedTTL = inspect.Value(100*time.Second), inspect.Value(150*time.Second)
+	for want, l := range map[string]inspect.Lock{
+		"its lease was not renewed when that was due: the program has ended, is frozen, cut off or too slow; the lease ends in 30s unless it is renewed": silent,
+		"if its TTL is 2m30s, as far as earlier leases or looks tell, its first renewal was due after 50s: the program has ended, is frozen, cut off" +
+			" or too slow, or has a MaxHold; the lease ends in 50s unless it is renewed; what its connection does is not shown": overdue,
+		"": leased(1, 0, 30),
+	} {
+		dbtest.Equal(t, "it says %q", newView(at(0, l), new(past).classOf).Locks[0].Why, want)
 	}
 }

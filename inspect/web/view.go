@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -112,7 +113,7 @@ type lockView struct {
 	HoldMore   bool     `json:"holdersMore,omitempty"` // there may be others
 	WaitMore   bool     `json:"waitersMore,omitempty"` // likewise
 	Releasable bool     `json:"releasable"`
-	Why        string   `json:"why,omitempty"`     // others wait: what the holder does, or for whom it waits itself
+	Why        string   `json:"why,omitempty"`     // its lease is not renewed; others wait: what the holder does, or for whom it waits itself
 	Circle     bool     `json:"circle,omitempty"`  // it is in a circle of waits
 	HoldsUp    int      `json:"holdsUp,omitempty"` // waiters, of other locks, too, that wait in the end for what the holder does
 }
@@ -184,6 +185,9 @@ func newView(snap *inspect.Snapshot, classOf func(inspect.Lock) string) *view {
 				one.HoldsUp = heldUp[chain[0].Holder]
 			}
 		}
+		if late := unrenewing(l); late != "" {
+			one.Why = strings.TrimSuffix(late+"; "+one.Why, "; ")
+		}
 		for _, c := range circles {
 			if c.Has(l) {
 				one.Why, one.Circle = printable(c.String()), true
@@ -204,6 +208,14 @@ func longest(l *inspect.Lock) (wait time.Duration) {
 		wait = max(wait, w.Least, 1)
 	}
 	return wait
+}
+
+// unrenewing says what it means that the lease was not renewed; "" if it was.
+func unrenewing(l *inspect.Lock) string {
+	if len(l.Holders.List) == 0 {
+		return ""
+	}
+	return l.Holders.List[0].Unrenewing(l.Remaining)
 }
 
 // reason says what the holder of a lock does, or for which others it waits. The last of them
