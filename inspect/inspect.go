@@ -73,6 +73,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/schema"
@@ -87,8 +88,8 @@ type Options struct {
 	Namespace string // "" is the name of the connection's database
 
 	// Silent is called, on a goroutine of its own, when the server has not answered for three
-	// seconds: since when, and what was asked. Nil is not to tell. The call fails four seconds later
-	// if there is no answer.
+	// seconds: since when, which is [Inspector.LastAnswer], and what was asked. Nil is not to tell. The call fails
+	// four seconds later if there is no answer.
 	Silent func(since time.Time, asked string)
 }
 
@@ -98,6 +99,7 @@ type Inspector struct {
 	table     schema.Table
 	namespace string
 	silent    func(since time.Time, asked string)
+	answered  atomic.Pointer[time.Time] // when the server has answered last
 	memory    memory
 }
 
@@ -116,6 +118,16 @@ func New(db *sql.DB, o Options) (*Inspector, error) {
 		return nil, fmt.Errorf("mysqllock: the namespace is longer than %d bytes", schema.MaxNamespace)
 	}
 	return &Inspector{db: db, table: table, namespace: o.Namespace, silent: o.Silent}, nil
+}
+
+// LastAnswer is when the server answered last, by the clock of this process; the zero time if it never has.
+func (i *Inspector) LastAnswer() time.Time { return last(&i.answered) }
+
+func last(answer *atomic.Pointer[time.Time]) time.Time {
+	if at := answer.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
 }
 
 const (
@@ -151,7 +163,8 @@ type session struct {
 	asked     time.Time     // when that was asked for: the process's
 	late      time.Duration // how long after that the last answer has come
 	silent    func(since time.Time, asked string)
-	hangs     error // why nothing more is asked
+	answers   *atomic.Pointer[time.Time] // when the last answer has come, to any session
+	hangs     error                      // why nothing more is asked
 }
 
 // view is how the server shows its locks. It is chosen once, by what the server can do.
@@ -186,7 +199,7 @@ func (i *Inspector) open(ctx context.Context, f func(context.Context, *session) 
 	// Without the caller's lock context: these statements need no lock.
 	ctx, cancel := context.WithTimeout(lockctx.Without(ctx), callBound)
 	defer cancel()
-	s := &session{silent: i.silent}
+	s := &session{silent: i.silent, answers: &i.answered}
 	err := s.answered(ctx, "connecting", func(ctx context.Context) (err error) {
 		s.conn, err = i.db.Conn(ctx)
 		return err
@@ -206,17 +219,23 @@ func (s *session) answered(ctx context.Context, asked string, f func(context.Con
 	if s.hangs != nil {
 		return s.hangs
 	}
-	since := time.Now()
+	began := time.Now()
 	limited, cancel := context.WithTimeout(ctx, answerBound)
 	defer cancel()
 	if s.silent != nil {
-		tell := time.AfterFunc(tellAfter, func() { s.silent(since, asked) })
+		tell := time.AfterFunc(tellAfter, func() { s.silent(last(s.answers), asked) })
 		defer tell.Stop()
 	}
 	err := f(limited)
+	if now := time.Now(); err == nil || server.Number(err) != 0 {
+		s.answers.Store(&now)
+	}
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		s.hangs = fmt.Errorf("the server has not answered since %s UTC (%s): it hangs, or the network does",
-			since.UTC().Format(time.TimeOnly), asked)
+		since := "for " + rounded(time.Since(began).Round(time.Second))
+		if known := last(s.answers); !known.IsZero() {
+			since = "since " + known.UTC().Format(time.TimeOnly) + " UTC"
+		}
+		s.hangs = fmt.Errorf("the server has not answered %s (%s): it hangs, or the network does", since, asked)
 		err = s.hangs
 	}
 	return err

@@ -186,15 +186,15 @@ func (l *looking) do(ctx context.Context, w io.Writer) error {
 		return errors.New("--class is for --top")
 	}
 	return l.at.inspecting(ctx, func(ctx context.Context, i *inspect.Inspector) error {
-		for last := (time.Time{}); ; { // when the server answered
+		for seen := false; ; {
 			snap, err := l.look(ctx, i, w)
 			switch {
 			case err == nil && l.code:
 				err = byHolders(snap)
 			case err == nil:
-				last = time.Now()
-			case l.watch > 0 && !last.IsZero() && ctx.Err() == nil: // it may come back
-				err = l.silent(w, last, err)
+				seen = true
+			case l.watch > 0 && seen && ctx.Err() == nil: // it may come back
+				err = l.silent(w, i.LastAnswer(), err)
 			}
 			if err != nil || l.watch == 0 {
 				return err
@@ -214,7 +214,7 @@ func (l *looking) silent(w io.Writer, last time.Time, why error) error {
 		return json.NewEncoder(w).Encode(map[string]string{"error": why.Error()})
 	}
 	s := &screen{of: w}
-	fmt.Fprintf(s, "%s\n", coloursFor(s).red(printable(fmt.Sprintf("No answer since %s: %v", brief(time.Since(last)), why))))
+	fmt.Fprintf(s, "%s\n", coloursFor(s).red(printable(fmt.Sprintf("No answer since %s UTC, for %s: %v", last.UTC().Format(time.TimeOnly), brief(time.Since(last)), why))))
 	s.show()
 	return nil
 }

@@ -165,24 +165,28 @@ func TestASilentServerIsNoCalm(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		s.keep("k", lockctx.Lease(5*time.Minute))
 		var commands []*command
+		says := make(map[*command]string)
 		for _, asks := range []string{"", "FROM `" + s.Name + "`.`mysqllock`"} {
 			for _, args := range [][]string{{"ls"}, {"ls", "--top"}, {"show", "k"}, {"release", "k", "--force", "--yes"}, {"doctor"}} {
 				cfg := s.Config()
 				proxy := dbtest.StartProxy(t, cfg.Addr)
 				cfg.Addr = proxy.Addr()
+				since := "has not answered since "
 				if asks == "" {
 					proxy.Block()
+					since = "has not answered for "
 				} else {
 					proxy.BlockAt(asks)
 				}
 				commands = append(commands, s.command(append(args, "--dsn", cfg.FormatDSN())...).start())
+				says[commands[len(commands)-1]] = since
 			}
 		}
 		s.behindSilence()
 		for _, c := range commands {
 			c.must(exitFailure)
 			lines := strings.Split(strings.TrimSpace(c.errs.String()), "\n")
-			if len(lines) != 2 || !strings.Contains(lines[0], "127.0.0.1:") || !strings.Contains(lines[0], "has not answered since") || !strings.Contains(lines[1], "has not answered since") {
+			if len(lines) != 2 || !strings.Contains(lines[0], "127.0.0.1:") || !strings.Contains(lines[0], says[c]) || !strings.Contains(lines[1], says[c]) {
 				t.Errorf("%v says %q", c.Args[1:], lines)
 			}
 		}
@@ -207,8 +211,8 @@ func (s *scratch) behindSilence() {
 	}
 	dbtest.Says(t, err, "the server has not answered")
 	failed := ts.events(func(event string, _ viewed) bool { return event == "failed" })
-	if !strings.Contains(failed.Error, "has not answered since") {
-		t.Errorf("the page says %+v", failed)
+	if !strings.Contains(failed.Error, "has not answered since "+failed.Since.Format(time.TimeOnly)+" UTC") || failed.Since.After(silent.Add(time.Second)) {
+		t.Errorf("the page says %+v of a server that is silent since %v", failed, silent)
 	}
 	if old := ts.events(func(event string, _ viewed) bool { return event == "hello" }); old.Age < 1 || old.Age < time.Since(silent).Milliseconds()-5000 {
 		t.Errorf("what the page shows to who comes later is %d ms old, and the server has been silent for %v", old.Age, time.Since(silent))

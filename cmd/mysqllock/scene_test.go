@@ -371,7 +371,8 @@ type viewed struct {
 	Gaps []struct{ What, Why, Remedy string }
 
 	Error string // of a failure
-	Age   int64  // of hello: that of the view which follows
+	Since time.Time
+	Age   int64 // of hello: that of the view which follows
 }
 
 type viewedClient struct {

@@ -121,8 +121,11 @@ func (t *target) inspector(several bool) (*inspect.Inspector, func(), error) {
 	}
 	db := sql.OpenDB(connector)
 	i, err := inspect.New(db, inspect.Options{Table: locks.Table, Namespace: locks.Namespace, Silent: func(since time.Time, asked string) {
-		fmt.Fprintf(os.Stderr, "mysqllock: %s has not answered since %s UTC (%s)\n", printable(cfg.Addr),
-			since.UTC().Format(time.TimeOnly), asked)
+		silent := "for 3s"
+		if !since.IsZero() {
+			silent = "since " + since.UTC().Format(time.TimeOnly) + " UTC"
+		}
+		fmt.Fprintf(os.Stderr, "mysqllock: %s has not answered %s (%s)\n", printable(cfg.Addr), silent, asked)
 	}})
 	if err != nil {
 		db.Close()

@@ -156,7 +156,7 @@ func (s *sampler) run(ctx context.Context) {
 		}
 		if err != nil {
 			t.lose() // what happened meanwhile is not known
-			s.publish(ctx, newMessage("failed", failure{err.Error()}), nil, afterFail)
+			s.publish(ctx, newMessage("failed", failure{err.Error(), s.inspector.LastAnswer().UTC()}), nil, afterFail)
 			continue
 		}
 		took := time.Since(began)

@@ -46,7 +46,8 @@ type hello struct {
 
 // failure is that the server was asked in vain.
 type failure struct {
-	Error string `json:"error"`
+	Error string    `json:"error"`
+	Since time.Time `json:"since,omitzero"` // the last answer: the page's clock
 }
 
 // view is a snapshot as the page shows it. Times are in milliseconds.

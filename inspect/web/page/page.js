@@ -42,6 +42,7 @@ let paused = false;
 const states = { lost: "Disconnected, trying again", paused: "Paused", waiting: "Connecting" };
 let state = "waiting"; // of the stream: live, or one of those
 let failing = false; // the server did not answer the last time
+let silent = ""; // since when; "" if it never has
 let seen = null; // when the view was made, and when the next one is: by performance.now
 let age = 0; // of the view that comes next
 
@@ -62,7 +63,7 @@ function renderState() {
   const ago = age > fresh ? `${duration(Math.floor(age / 1000) * 1000)} ago` : "";
   let [light, text, time] = [state, states[state], view ? clock(view.time) : ""];
   if (state === "live" && failing) {
-    [light, text, time] = ["lost", view ? `No answer since ${time}` : "No answer", ago];
+    [light, text, time] = ["lost", silent ? `No answer since ${silent}` : "No answer", ago];
   } else if (state === "live" && age <= fresh) {
     text = "Live";
   } else if (state === "live") {
@@ -115,10 +116,12 @@ function open() {
     if (before) tell(before, view);
   });
   source.addEventListener("failed", (e) => {
+    const failure = JSON.parse(e.data);
     failing = true;
+    silent = failure.since ? clock(failure.since) : "";
     show("live");
-    const since = view ? ` What is below is of ${clock(view.time)}.` : "";
-    set($("trouble"), `The database server did not tell: ${JSON.parse(e.data).error}.${since}`);
+    const below = view ? ` What is below is of ${clock(view.time)}.` : "";
+    set($("trouble"), `The database server did not tell: ${failure.error}.${below}`);
     $("trouble").hidden = false;
   });
   source.onerror = () => {
