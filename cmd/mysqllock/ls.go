@@ -381,7 +381,7 @@ func printLocks(w io.Writer, c colours, width int, snap *inspect.Snapshot, names
 		}
 	}
 	printNamespaces(w, c, snap)
-	printGaps(w, c, snap)
+	printGaps(w, c, width, snap)
 }
 
 // polling is what no look shows, or a record.
@@ -402,11 +402,11 @@ func printNote(w io.Writer, c colours, width int, note string) {
 }
 
 // printGaps says what is not shown, and how to see it.
-func printGaps(w io.Writer, c colours, snap *inspect.Snapshot) {
+func printGaps(w io.Writer, c colours, width int, snap *inspect.Snapshot) {
 	for _, gap := range snap.Gaps {
-		fmt.Fprintln(w, c.dim("not shown: "+printable(gap.What+": "+gap.Why)))
+		printNote(w, c, width, "not shown: "+printable(gap.What+": "+gap.Why))
 		if gap.Remedy != "" {
-			fmt.Fprintln(w, c.dim("  to see it: "+printable(gap.Remedy)))
+			fmt.Fprintln(w, c.dim(wrapped("  to see it: "+printable(gap.Remedy), width, "    ")))
 		}
 	}
 }

@@ -186,7 +186,11 @@ func fitted(rows [][]string, width int) (out [][]string, leftOut string) {
 		if total(out, width, nil) <= width || column < 0 {
 			continue
 		}
+		who := slices.Index(out[0], "WHO")
 		for i := range out {
+			if name == "CONNECTION" && who >= 0 && out[i][who] == "" && out[i][column] != "" {
+				out[i][who] = "connection " + out[i][column] // nothing else tells who it is
+			}
 			out[i] = slices.Delete(out[i], column, column+1)
 		}
 		gone = append(gone, name)

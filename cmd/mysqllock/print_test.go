@@ -80,6 +80,24 @@ func TestPodAndKeyAreWholeOnEightyColumns(t *testing.T) {
 	}
 }
 
+// TestAWaiterWithoutANameIsItsConnection: MariaDB tells no programs.
+func TestAWaiterWithoutANameIsItsConnection(t *testing.T) {
+	fitting, leftOut := fitted([][]string{
+		{"KEY", "STRATEGY", "TOKEN", "STATE", "FOR", "WHO", "CONNECTION", "FROM"},
+		{"nightly-report", "lease", "1", "holds, not renewed for 1m6s (TTL 2m)", "1m46s", "vm:16739:reports", "", ""},
+		{"nightly-report", "lease", "", "waits", "1m41s", "", "66", "app@127.0.0.1:51156"},
+	}, 80)
+	dbtest.Equal(t, "the line is %s", strings.Join(fitting[2], " "), "nightly-report waits 1m41s connection 66")
+	dbtest.Equal(t, "it says %s", leftOut, "left out: FROM, TOKEN, STRATEGY, CONNECTION (the terminal is too narrow; --wide has all)")
+	var b strings.Builder
+	printGaps(&b, false, 80, &inspect.Snapshot{Gaps: []inspect.Gap{{What: strings.Repeat("what ", 20), Why: strings.Repeat("why ", 20), Remedy: strings.Repeat("remedy ", 20)}}})
+	for line := range strings.Lines(b.String()) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
+			t.Errorf("a line of %d: %s", n, line)
+		}
+	}
+}
+
 func TestAShellReadsTheShownKeyBack(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {

@@ -115,7 +115,7 @@ func printTop(w io.Writer, c colours, width int, snap *inspect.Snapshot, pattern
 		printNote(w, c, width, leftOut)
 		printNote(w, c, width, ownLines)
 	}
-	printGaps(w, c, snap)
+	printGaps(w, c, width, snap)
 }
 
 // jsonHeat is a heat for programs.
