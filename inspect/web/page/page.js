@@ -96,7 +96,6 @@ function open() {
     minutes = hello.minutes;
     age = hello.age;
     renderRanges();
-    for (const node of document.querySelectorAll(".window")) set(node, duration(hello.window));
   });
   source.addEventListener("view", (e) => {
     const before = view;
@@ -156,6 +155,7 @@ document.addEventListener("visibilitychange", () => (document.hidden ? close() :
 const clock = (time) => `${time.slice(11, 19)} UTC`;
 
 function render() {
+  for (const node of document.querySelectorAll(".window")) set(node, watched());
   set($("namespace"), view.namespace);
   document.title = view.namespace ? `Locks: ${view.namespace}` : "Locks";
   set($("held"), count(view.held, view.heldMore));
@@ -166,11 +166,11 @@ function render() {
   const deadlocks = points.reduce((n, p) => n + (p.d ?? 0), 0);
   const told = view.deadlocks !== null;
   const circles = view.circles ? `${view.circles} ${view.circles === 1 ? "circle" : "circles"} of waits now, which the server does not break; ` : "";
-  figure("deadlocks", told || circles ? (told ? deadlocks : 0) + view.circles : null, circles + (told ? `${watched()}${view.deadlocks} since the server started` : "not told by the server"));
+  figure("deadlocks", told || circles ? (told ? deadlocks : 0) + view.circles : null, circles + (told ? `${view.deadlocks} since the server started` : "not told by the server"));
   const lost = view.losses.recent.filter(recent).length;
   const older = lost > 0 && lost === view.losses.recent.length && view.losses.total > lost; // which are not remembered
   if (view.losses.total === null) figure("losses", null, "not known: the account cannot read the leases");
-  else figure("losses", lost, hello.seen ? `${watched()}leases that ran out while held, or were taken away, as far as this page saw` : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
+  else figure("losses", lost, hello.seen ? "leases that ran out while held, or were taken away, as far as this page saw" : `${view.losses.total} in this process since ${minute(view.losses.since)}`, older ? "+" : "");
   renderPlots();
   renderLocks();
   renderHot();
@@ -183,10 +183,11 @@ const minute = (ms) => `${new Date(ms).toISOString().slice(11, 16)} UTC`;
 // recent losses are those that the figure counts.
 const recent = (loss) => loss.ago < hello.window;
 
-// watched says for how long of the time that the figures are of somebody looked, if that is less.
+// watched is the time that the figures are of: less than the window if somebody looked for less.
 function watched() {
   const ms = points.reduce((sum, p, i) => sum + (i > 0 && p.t - points[i - 1].t <= unwatched ? p.t - points[i - 1].t : 0), 0);
-  return ms < 0.95 * hello.window ? `of ${duration(Math.floor(ms / 1000) * 1000)} that were watched; ` : "";
+  if (ms === 0) return "the first look";
+  return ms < 0.95 * hello.window ? `the ${duration(Math.floor(ms / 1000) * 1000)} watched` : duration(hello.window);
 }
 
 // count is a number as far as it is known, and more what to say of that.
