@@ -100,7 +100,9 @@ type Holder struct {
 	Client
 	Since  Known[time.Duration] // how long it has held the lock
 	Least  time.Duration        // if Since is not known: it has held the lock for at least so long
-	Within Known[time.Duration] // the age of its connection's transaction, which may have waited for the lock first; on MariaDB, which tells whole seconds, at least
+	// Within is the age of its connection's transaction, which may have waited for the lock first; on MariaDB, which tells
+	// whole seconds, at least.
+	Within Known[time.Duration]
 	Shared bool                 // shared with others; a transaction that commits under a lease also holds its row shared
 	Left   bool                 // it has given the lease back, which stays for its MinHold: its process may have ended
 	// Of a lease: how long ago it was renewed last, and its TTL. Not known before the first
@@ -189,7 +191,8 @@ func (s *Snapshot) Incomplete(strategies ...string) (holders, waiters bool) {
 
 func incomplete(gaps []Gap, strategies []string) (holders, waiters bool) {
 	of := func(missing bool, list []string) bool { // without a list, of any strategy: a caller has made the Gap
-		return missing && (len(strategies) == 0 || len(list) == 0 || slices.ContainsFunc(list, func(s string) bool { return slices.Contains(strategies, s) }))
+		all := len(strategies) == 0 || len(list) == 0
+		return missing && (all || slices.ContainsFunc(list, func(s string) bool { return slices.Contains(strategies, s) }))
 	}
 	for _, g := range gaps {
 		holders, waiters = holders || of(g.Holders, g.holdersOf), waiters || of(g.Waiters, g.waitersOf)

@@ -214,7 +214,8 @@ func (l *looking) silent(w io.Writer, last time.Time, why error) error {
 		return json.NewEncoder(w).Encode(map[string]string{"error": why.Error()})
 	}
 	s := &screen{of: w}
-	fmt.Fprintf(s, "%s\n", coloursFor(s).red(printable(fmt.Sprintf("No answer since %s UTC, for %s: %v", last.UTC().Format(time.TimeOnly), brief(time.Since(last)), why))))
+	text := fmt.Sprintf("No answer since %s UTC, for %s: %v", last.UTC().Format(time.TimeOnly), brief(time.Since(last)), why)
+	fmt.Fprintf(s, "%s\n", coloursFor(s).red(printable(text)))
 	s.show()
 	return nil
 }
@@ -331,7 +332,8 @@ func (l *listing) lock(lock *inspect.Lock) {
 		if waiter.Shared {
 			who += " (shared)"
 		}
-		l.add(true, awaited(*lock, l.namespaces), lock.Strategy, "", who, waited(waiter), waiter.Program, connection(waiter.Client), from(waiter.Client))
+		l.add(true, awaited(*lock, l.namespaces), lock.Strategy, "", who, waited(waiter), waiter.Program,
+			connection(waiter.Client), from(waiter.Client))
 	}
 	if lock.Overtaken() {
 		l.notes[len(l.rows)-1] = []string{overtaken}

@@ -191,6 +191,11 @@ func printMoment(w io.Writer, m *record.Moment, keys []string) {
 			printNote(w, c, width, polling)
 		}
 	}
+	printAround(w, c, width, m)
+}
+
+// printAround writes what was not seen, and what happened around the time.
+func printAround(w io.Writer, c colours, width int, m *record.Moment) {
 	if m.Known && m.Gaps != "" {
 		printNote(w, c, width, printable(m.Gaps))
 	}
