@@ -98,13 +98,13 @@ type Client struct {
 // Holder holds the lock.
 type Holder struct {
 	Client
-	Since  Known[time.Duration] // how long it has held the lock
-	Least  time.Duration        // if Since is not known: it has held the lock for at least so long
+	Since Known[time.Duration] // how long it has held the lock
+	Least time.Duration        // if Since is not known: it has held the lock for at least so long
 	// Within is the age of its connection's transaction, which may have waited for the lock first; on MariaDB, which tells
 	// whole seconds, at least.
 	Within Known[time.Duration]
-	Shared bool                 // shared with others; a transaction that commits under a lease also holds its row shared
-	Left   bool                 // it has given the lease back, which stays for its MinHold: its process may have ended
+	Shared bool // shared with others; a transaction that commits under a lease also holds its row shared
+	Left   bool // it has given the lease back, which stays for its MinHold: its process may have ended
 	// Of a lease: how long ago it was renewed last, and its TTL. Not known before the first
 	// renewal, which is due a third of the TTL after the grant; if the holder is a program of a
 	// version that does not tell it; if the lock table lacks the columns for it, see

@@ -219,7 +219,7 @@ func TestLeasesOnTiDB(t *testing.T) {
 		},
 		"taken away": {
 			within: func(s *fakeserver.Server) { s.Steal() },
-			is:     mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, fence, "SELECT released " + row, "ROLLBACK"},
+			is:     mysqllock.ErrLost, sent: []string{lock, grant, "COMMIT", began, write, fence, "SELECT released, CAST(UTC_TIMESTAMP(N) AS CHAR) " + row, "ROLLBACK"},
 		},
 		"granted, and the answer is lost": {
 			before: func(s *fakeserver.Server) { s.LoseAnswer("COMMIT") },
