@@ -213,9 +213,9 @@ func TestMaxConnsQueue(t *testing.T) {
 	})
 }
 
-// TestMaxConnsState: what belongs to a connection stays with its sql.Conn, or its
+// TestWhatBelongsToAConnectionStaysWithItsUser: what belongs to a connection stays with its sql.Conn, or its
 // transaction, and a lock never meets what another user has left.
-func TestMaxConnsState(t *testing.T) {
+func TestWhatBelongsToAConnectionStaysWithItsUser(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 6)
 		conn := dbtest.Conn(t, db)

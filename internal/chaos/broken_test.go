@@ -97,8 +97,8 @@ func (a *arena) lockedTwice() bool {
 	return len(a.history.checkLocks(a.unsure, a.doubtful)) > 0
 }
 
-// TestWrongWays shows that the checks see what they are for.
-func TestWrongWays(t *testing.T) {
+// TestTheChecksSeeWrongWays shows that the checks see what they are for.
+func TestTheChecksSeeWrongWays(t *testing.T) {
 	t.Parallel()
 	bins := tempserver.EachFlavour(tempserver.RequireOwn(t))
 	if length(t) == 0 { // what the checks see does not depend on the server

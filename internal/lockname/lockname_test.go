@@ -29,8 +29,8 @@ func TestNamesOfAdvisoryLocksShowTheirKeysOrAHash(t *testing.T) {
 	}
 }
 
-// Programs of different versions must mean the same locks.
-func TestOfWakeUp(t *testing.T) {
+// TestVersionsMeanTheSameWakeUpLocks: programs of different versions run side by side.
+func TestVersionsMeanTheSameWakeUpLocks(t *testing.T) {
 	if got, want := OfWakeUp("shop", "product:42"), "mysqllock-lease-d312eed13885e1f5f7930d119977523a9f5f545c"; got != want {
 		t.Errorf("the wake-up lock is %q, want %q", got, want)
 	}

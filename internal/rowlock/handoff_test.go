@@ -138,9 +138,9 @@ func sell(ctx context.Context, db *sql.DB, before int) error {
 	return err
 }
 
-// TestHandoffAsItIs: a transaction in which nothing has run goes from caller to caller, on
+// TestAnIdleTransactionGoesToTheNextCallerAsItIs: a transaction in which nothing has run goes from caller to caller, on
 // one session, without a statement; and the key is locked all the time.
-func TestHandoffAsItIs(t *testing.T) {
+func TestAnIdleTransactionGoesToTheNextCallerAsItIs(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
 		hold := stock.Acquire(t, db, "k")
@@ -176,10 +176,10 @@ func (foc *firstOnlyConn) ExecContext(ctx context.Context, text string, args []d
 	return foc.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
 }
 
-// TestHandoffWithCommit: a unit of work that has written is committed and the key locked for the next caller, by one
+// TestACommitLocksTheKeyForTheNextCaller: a unit of work that has written is committed and the key locked for the next caller, by one
 // text of several statements where that can be; else each caller locks for itself. The next caller sees what was committed. The
 // server is asked once whether it takes such a text, through what Config.Base has put around its connections.
-func TestHandoffWithCommit(t *testing.T) {
+func TestACommitLocksTheKeyForTheNextCaller(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		base := func(wrap func(driver.Connector) (driver.Connector, error)) func(*mysql.Config) (driver.Connector, error) {
 			return func(cfg *mysql.Config) (driver.Connector, error) {

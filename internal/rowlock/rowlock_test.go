@@ -322,9 +322,9 @@ func TestRowLockAfterLeaseRanOut(t *testing.T) {
 	})
 }
 
-// TestWokenForNothing: a waiter that is woken all the time does not ask the
+// TestAWaiterThatIsWokenForNothingRests: a waiter that is woken all the time does not ask the
 // server all the time, and the connection is not left idle for a TTL.
-func TestWokenForNothing(t *testing.T) {
+func TestAWaiterThatIsWokenForNothingRests(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		attempts := func(p *process) int32 {
 			before := p.wakeUps.calls.Load()

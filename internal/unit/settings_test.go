@@ -126,9 +126,9 @@ func TestCompletionTypeThatChainsIsRefused(t *testing.T) {
 	})
 }
 
-// TestSetByText has plain SQL text set what locks need as it was, on a connection of the pool. Transactions under a
+// TestWhatATextHasSetReachesNoTransactionUnderALock has plain SQL text set what locks need as it was, on a connection of the pool. Transactions under a
 // lock have sessions, which know nothing of it. A read beside its lock runs there: it is refused.
-func TestSetByText(t *testing.T) {
+func TestWhatATextHasSetReachesNoTransactionUnderALock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		db.SetMaxOpenConns(1) // so that a use of the connection meets what the one before has left
