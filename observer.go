@@ -120,8 +120,8 @@ func observe(s *handle.Settings, o Observer) {
 	}
 }
 
-// goOn is deferred around calls of an observer: whoever recovers its panic must not be left
-// with a lock that nobody gives back.
+// goOn is deferred around calls of an observer: a caller that recovers its panic must not
+// keep a lock that nobody gives back.
 func goOn(ctx context.Context) {
 	if v := recover(); v != nil {
 		slog.ErrorContext(ctx, "mysqllock: the Observer has panicked", "panic", v, "stack", string(debug.Stack()))

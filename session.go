@@ -120,7 +120,7 @@ func (h *Hold) Expiry() time.Time { return h.hold.Expiry() }
 //
 // Under a lease Release commits nothing: the transactions under it are committed
 // already, and one that is still open fails at its commit. Release then ends the hold's context and gives
-// the lease back. ErrLost says that it had been lost before, so that what was
+// the lease back. ErrLost says that the lease had been lost before: work
 // done outside of the database may not have been alone. Any other error, with the Op
 // "release", says that the server has not let the lease be given back within two seconds: what was
 // committed is committed, but the key may stay taken, at most until the time that the error says.

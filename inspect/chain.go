@@ -171,10 +171,9 @@ func (c Circle) String() string {
 	return b.String() + "and it ends only when one of these waits does: break one of the locks" + doubt
 }
 
-// Circles returns the circles of waits, of which each wait has lasted for a second. Link.ByProcess says of
-// a lock that the holder of the lock before it waits as far as its process tells: then it is no circle if the
-// process still works under the lock in another goroutine. Of several circles through one lock not
-// all are returned.
+// Circles returns the circles whose waits have each lasted for a second. Link.ByProcess says that the holder
+// of the lock before waits as far as its process tells: then it is no circle if the process still works under
+// that lock in another goroutine. Of several circles through one lock not all are returned.
 func (s *Snapshot) Circles() (circles []Circle) {
 	w := s.awaited()
 	var path []Link

@@ -96,7 +96,7 @@ func (s *session) used(ctx context.Context, p *picture) ([]Lock, error) {
 	}), nil
 }
 
-// inUse is the error for a table of which these locks are in use.
+// inUse is the error for a table that has these locks in use.
 func (s *session) inUse(locks []Lock) error {
 	l, more := locks[0], ""
 	what := l.Strategy + " lock"

@@ -87,9 +87,9 @@ type Options struct {
 	Table     string // the lock table, as table or schema.table; "" is "mysqllock"
 	Namespace string // "" is the name of the connection's database
 
-	// Silent is called, on a goroutine of its own, when the server has not answered for three
-	// seconds: since when, which is [Inspector.LastAnswer], and what was asked. Nil is not to tell. The call fails
-	// four seconds later if there is no answer.
+	// Silent is called, on a goroutine of its own, when the server has not answered for three seconds. since is
+	// [Inspector.LastAnswer]; asked is what was asked. With nil nobody is told. The call fails four seconds later
+	// if there is no answer.
 	Silent func(since time.Time, asked string)
 }
 

@@ -50,9 +50,9 @@ type Released struct {
 // [Inspector.MakeTable]); [Lock.Forced] has the same. reason may be "", and has 500 bytes at
 // most. The holder of another lock is told only that its connection has ended.
 //
-// For a row lock of which the server shows no holder it tries to lock the row, as [Filter.Try]
-// does, and fails with [ErrNotKnown] if somebody has it, and it can be one of several connections; on
-// MariaDB also if another program reads INNODB_TRX all the time, so that the server shows old holders.
+// If the server shows no holder of a row lock, Release tries to lock the row, as [Filter.Try] does. It
+// fails with [ErrNotKnown] if the row is locked, and by one of several connections; on MariaDB also if
+// another program reads INNODB_TRX all the time, so that the server shows old holders.
 func (i *Inspector) Release(ctx context.Context, lock Lock, reason string) (*Released, error) {
 	out := new(Released)
 	if len(reason) > schema.MaxReason {

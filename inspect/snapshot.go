@@ -21,7 +21,7 @@ import (
 // Filter says which locks to show. The zero value shows all locks of the namespace, and
 // advisory locks of unknown namespace.
 type Filter struct {
-	// Keys has these shown only, with chains through others. A key of which no holder or waiter is seen
+	// Keys are the only ones shown, with chains through others. A key with no visible holder or waiter
 	// is a Lock without a Strategy.
 	Keys []string
 
@@ -173,7 +173,7 @@ func (p *picture) addGap(g Gap) {
 	p.gaps = append(p.gaps, g)
 }
 
-// missing says of which strategies holders and waiters may be missing if what is not shown.
+// missing returns strategies whose holders and waiters may be missing if what is not shown.
 func missing(what string) (holdersOf, waitersOf []string) {
 	switch what {
 	case whoRows:
@@ -387,7 +387,7 @@ func (p *picture) matchWakeUps(ctx context.Context) error {
 			lacking = append(lacking, schema.Literal(strings.TrimPrefix(name, lockname.WakeUp)))
 		}
 	}
-	// The lease was released just now; or it is of another key than those asked for, of which a chain
+	// The lease was released just now; or its key was not asked for, though a chain from one that was
 	// may lead there; or it is in another table.
 	if len(lacking) > 0 {
 		where := ""
@@ -705,7 +705,7 @@ func (p *picture) ofRow(l *Lock, lock id) {
 	}
 }
 
-// forced returns the keys of which a lease was taken away, if these are asked for.
+// forced returns the keys whose lease was taken away, if these are asked for.
 func (p *picture) forced() (out []Lock) {
 	if !p.asked.forced {
 		return nil

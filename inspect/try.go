@@ -46,9 +46,9 @@ func (p *picture) tryRows(ctx context.Context) error {
 	return nil
 }
 
-// unshownRows reads the names of the rows, by namespace, of which nothing shows that somebody
-// has locked them. While a lease lasts nobody holds the row: who has locked it asks for the lease, renews
-// it or commits under it.
+// unshownRows reads the names, by namespace, of the rows that nothing shows to be locked. While a lease
+// lasts nobody holds its row: a caller that locks the row asks for the lease, renews it or commits under
+// it.
 func (p *picture) unshownRows(ctx context.Context) (map[string][]string, error) {
 	rows, err := p.query(ctx, fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND NOT (%s) AND NOT (%s) AND name <> %s"+
 		" ORDER BY namespace, name LIMIT %d",

@@ -104,13 +104,13 @@ func Without(ctx context.Context) context.Context {
 // lockStrategy.
 func Row() Option { return func(h *hint.Hint) { h.KeepBy(hint.StrategyRow) } }
 
-// Lease keeps the lock as a lease: a row of the lock table with its holder and
-// an expiry, by the server's clock. The lease is renewed every third of ttl as
-// long as its holder lives, and outlives transactions and connections; a holder
-// that has fallen silent loses it after ttl, at least one second. Whoever has
-// lost its lease cannot commit: the statement that commits a transaction under the
-// lease checks it first, on the transaction's own connection, and keeps it from being
-// taken until COMMIT is through.
+// Lease keeps the lock as a lease: a row of the lock table with its holder and an
+// expiry, by the server's clock. The lease is renewed every third of ttl while its
+// holder lives, and outlives transactions and connections; a holder that has fallen
+// silent loses it after ttl, at least one second. A holder that has lost its lease
+// cannot commit: the statement that commits a transaction under the lease checks it
+// first, on the transaction's own connection, and keeps it from being taken until
+// COMMIT is through.
 //
 // A process that dies, also of a SIGTERM that it did not handle, leaves its leases until they
 // expire: nobody else has the key for up to ttl. So at SIGTERM end the contexts of the holds
@@ -134,9 +134,9 @@ func Lease(ttl time.Duration) Option {
 // right before, on the same connection, whether it is still ours; unlike with a lease,
 // nothing keeps it from being lost between that and COMMIT.
 //
-// A transaction of BeginTx without options, or of a single Exec, under a key that nobody
-// else in the process wants, holds the lock on its own connection, and whoever loses that
-// lock loses the transaction with it. A loss is noticed by the next statement, or within half of lockTTL.
+// A transaction of BeginTx without options, or of a single Exec, under a key that nobody else in the
+// process wants, holds the lock on its own connection: if that lock is lost, so is the transaction. A
+// loss is noticed by the next statement, or within half of lockTTL.
 //
 // Advisory locks are a space of their own: they do not exclude row locks and
 // leases on the same key.

@@ -58,12 +58,11 @@ var (
 	// work again is safe.
 	ErrDeadlock = errors.New("mysqllock: deadlock")
 
-	// ErrConflict: somebody else has committed under the key, or holds it, since
-	// its version was remembered, so the unit of work that kept it
-	// optimistically was rolled back. Running it again is safe, from
-	// lockctx.With on: what was read before must not decide once more. If a
-	// statement failed because of that, as by a duplicate key, it is around the
-	// server's error.
+	// ErrConflict: somebody else has committed under the key, or holds it, since its
+	// version was remembered, so the unit of work that kept it optimistically was
+	// rolled back. Running it again is safe, from lockctx.With on: what was read
+	// before must not decide once more. If a statement failed because of that, as by a
+	// duplicate key, the error wraps the server's, too.
 	//
 	// With any strategy: a statement has met a row that somebody has changed since
 	// the transaction read, and MariaDB has rolled the transaction back (error 1020,

@@ -46,7 +46,7 @@ const share = 2
 // turnover is how often a pool loses a connection for which it has a caller itself.
 const turnover = 10 * time.Millisecond
 
-// NewBudget returns a budget of max connections, of which reserved are for pools with
+// NewBudget returns a budget of maxConns connections: reserved are for pools with
 // Config.Control only, and one for each of keeping pools with Config.Keeps.
 func NewBudget(maxConns, reserved, keeping int) *Budget {
 	usable := maxConns - reserved - keeping

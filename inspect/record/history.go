@@ -109,7 +109,7 @@ func (c contents) add(e Event, namespace string) {
 	}
 }
 
-// lacking completes gaps by what was asked for and is not in the record at all: it may be misspelt.
+// lacking adds to gaps the names asked for that are not in the record at all: they may be misspelt.
 func (c contents) lacking(gaps, namespace string, keys []string) string {
 	note := func(text string) {
 		if gaps != "" {

@@ -316,7 +316,7 @@ func parties(snap *inspect.Snapshot, l *inspect.Lock) (out []Event) {
 	return out
 }
 
-// write writes what was noted. A new file begins with what is so.
+// write writes r.out. A new file begins with the present state.
 func (r *Recorder) write() error {
 	if len(r.out) == 0 {
 		return nil

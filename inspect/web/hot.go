@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// remembers is how many minutes are kept of what was seen in each, and hottest how
-	// many classes of keys of each.
+	// remembers is how many minutes are kept, and hottest how many classes of keys for
+	// each.
 	remembers = 4 * 60
 	hottest   = 10
 
@@ -47,14 +47,14 @@ func (h *heat) add(other heat) {
 	h.More = h.More || other.More
 }
 
-// hotter sorts: what was waited for most comes first.
+// hotter sorts: the class most waited for comes first.
 func hotter(a, b heat) int {
 	return cmp.Or(cmp.Compare(b.Waited, a.Waited), cmp.Compare(b.Longest, a.Longest), cmp.Compare(b.Lost, a.Lost),
 		cmp.Compare(a.Class, b.Class))
 }
 
-// past is what was seen in the minutes that are remembered, at most as many, and of each
-// at most hottest classes of keys: it does not grow with the keys.
+// past is what was seen lately: at most remembers minutes, each with at most hottest
+// classes of keys. It does not grow with the keys.
 type past struct {
 	class   func(key string) string
 	minutes []minute // the oldest first
@@ -83,7 +83,7 @@ func (p *past) see(at point, snap *inspect.Snapshot, lost []loss, since time.Dur
 	}
 }
 
-// most is the greater of two, of which any may be unknown.
+// most is the greater of a and b. Either may be unknown.
 func most[T cmp.Ordered](a, b inspect.Known[T]) inspect.Known[T] {
 	x, known := a.Get()
 	y, alsoKnown := b.Get()
@@ -169,7 +169,7 @@ func (p *past) hot(now int64, snap *inspect.Snapshot) [][]heat {
 	return out
 }
 
-// merged has each class once, of what was seen one after the other.
+// merged adds up by class what was seen at different times.
 func merged(list []heat) []heat { return sum(list, (*heat).add) }
 
 // sum has each class once.

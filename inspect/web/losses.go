@@ -85,8 +85,8 @@ func (l *Losses) add(lost loss) {
 	}
 }
 
-// since returns what was lost after the first n losses, as far as it is remembered, and how
-// many there are now.
+// since returns the losses after the first n, as far as they are remembered, and how many
+// there are now.
 func (l *Losses) since(n uint64) ([]loss, uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -78,8 +78,8 @@ func newSampler(i *inspect.Inspector, o Options) *sampler {
 	return s
 }
 
-// enter adds a viewer, and returns what it is to be told first: what hello says of what was
-// before, and then the last view, however old, and the failure since.
+// enter adds a viewer, and returns what to tell it first: the hello with what was before,
+// then the last view, however old, and the failure since.
 func (s *sampler) enter() (_ viewer, h hello, first []message, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

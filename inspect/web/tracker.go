@@ -18,8 +18,8 @@ type tracker struct {
 	forced    map[string]uint64 // tokens of the leases that were taken away, by lock; nil before the first look
 }
 
-// wait is that a connection waits for a lease. While the token is the same nobody
-// was granted it, so whoever asks again on the connection has waited on.
+// wait is a connection's wait for a lease. While the token is the same nobody was
+// granted it, so a caller that asks again on the connection has waited on.
 type wait struct {
 	lock  string
 	token uint64

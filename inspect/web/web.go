@@ -13,7 +13,7 @@
 //
 // Clients on the same machine, unless [Options.AllowRemote] says otherwise: keys,
 // accounts and the names of hosts are not for everybody. That is every account of
-// the machine, and whoever has a port forwarded to it; with [Options.AllowRelease]
+// the machine, and everybody with a port forwarded to it; with [Options.AllowRelease]
 // they can break locks. Where not all of them may, mount the page behind
 // authentication, or under a path that has a secret in it. Which machine asks is
 // known by the connection, and by a header Forwarded or X-Forwarded-For; a proxy on
@@ -43,7 +43,7 @@
 // How old that is. The page is called live if it is at most three seconds old. Else it says
 // of when it is, how old that is, and when the next look is; or since when the server has not answered. A
 // view that is a minute old, or whose next look is overdue, is dimmed.
-// Whoever opens it again sees the last view at once.
+// Opened again, the page shows the last view at once.
 //
 // A wait is at least as long as it says. Who waits for a lease asks again every
 // few seconds; that wait is counted on for as long as nobody is granted the lease.
@@ -56,8 +56,8 @@
 //
 // Deadlocks are those that the server has broken, of all who use it.
 //
-// What was waited for most is added up from the looks: a wait that began and ended between
-// two of them is not in it, nor one behind the first of its process.
+// "Most waited for" is added up from the looks: a wait that began and ended between two
+// looks is not in it, nor one behind the first of its process.
 package web
 
 import (
@@ -77,7 +77,7 @@ import (
 // Options say who may use the page, and for what. The zero value shows it to this
 // machine only.
 type Options struct {
-	// AllowRemote also serves clients on other machines. Whoever sets it has them
+	// AllowRemote also serves clients on other machines. If you set it, have them
 	// authenticated before they come to the Handler.
 	AllowRemote bool
 
@@ -102,9 +102,9 @@ type Options struct {
 	// out.
 	Losses *Losses
 
-	// Class says to which class a key belongs, such as "order:*": what was waited for most is
-	// told by class. [inspect.Classes] makes it of patterns. nil tells it by key. It is called
-	// by one goroutine at a time.
+	// Class returns the class of a key, such as "order:*": the keys most waited for are told
+	// by class. [inspect.Classes] makes it of patterns. nil tells them by key. It is called by
+	// one goroutine at a time.
 	Class func(key string) string
 
 	// Record is the file that a [record.Recorder] writes, on this machine: each lock has its last hour from it. ""
@@ -113,7 +113,7 @@ type Options struct {
 
 	// Background looks at the server also while nobody looks at the page, from New on:
 	// every ten seconds, or in each third of the shortest lease, but at most once a second. So
-	// the plots, the losses and what was waited for most also show what was before. What is
+	// the plots, the losses and the keys most waited for also show what was before. What is
 	// remembered is bounded: each look of ten minutes, and for four hours of each minute the most
 	// that was seen, with the ten classes that were waited for most; and the last twenty losses.
 	Background bool

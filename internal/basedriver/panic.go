@@ -35,7 +35,7 @@ func Catch(conn driver.Conn, err *error) {
 	}
 }
 
-// Close closes a connection, of which nobody hears whether that went well.
+// Close closes a connection. Nobody hears whether that went well.
 func Close(conn driver.Conn) {
 	var failed error
 	defer Catch(nil, &failed)

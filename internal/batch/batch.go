@@ -1,5 +1,5 @@
-// Package batch collects requests that wait for the same thing, so that whoever gets it
-// serves them all together.
+// Package batch collects requests that wait for the same thing, so that the caller that
+// gets it serves them all.
 package batch
 
 import (

@@ -22,8 +22,8 @@ func (l *Locks) name(p strategy.Resource) string {
 	return l.table.String() + p.Row
 }
 
-// held are the names, to l, of what a caller has in resources: without slots, of which others can
-// give one back.
+// held are the names, to l, of the resources that a caller has, without slots: others can give a
+// slot back.
 func (l *Locks) held(resources []strategy.Resource) (names []string) {
 	for _, p := range resources {
 		if p.Slots == 0 {
@@ -41,13 +41,12 @@ const (
 	mostPairs = 16
 )
 
-// watchCircles sees to it that of two callers in different processes, each of which
-// has what the other waits for, one gives way. A caller that asks for keys in ascending
-// order, so that its wanted key comes after the one that it has, shows that it waits,
-// by a named lock of the server. A caller that asks in descending order looks for such a
-// lock, and gives way where there is one: so always the same of the two does, and a
-// caller that waits for one who waits for nobody does not. end is called where this one
-// is to.
+// watchCircles has one of two callers give way, if they are in different processes and
+// each has what the other waits for. A caller whose wanted key comes after the one that
+// it has shows that it waits, by a named lock of the server. A caller whose wanted key
+// comes before looks for such a lock, and gives way if there is one. So it is always the
+// same of the two, and a caller that waits for one that waits for nobody does not give
+// way. end is called if this one is to.
 func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
 	var show, look []string
 	for _, has := range held {

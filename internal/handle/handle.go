@@ -1,6 +1,6 @@
-// Package handle is what one database handle has for its locks: connections, strategies,
-// who waits, and what is held now. What is done with that is a matter of units of work,
-// of which it knows nothing.
+// Package handle has what one database handle needs for its locks: connections,
+// strategies, waiters, and the locks held now. What is done with them is up to units of
+// work, which it does not know.
 //
 // # Connections
 //

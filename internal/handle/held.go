@@ -88,7 +88,7 @@ func (h *Handle) enter(held *Held) *Held {
 	return held
 }
 
-// Until notes that h ends with the context of which that is the Done.
+// Until notes that h ends with the context whose Done is done.
 func (h *Held) Until(done <-chan struct{}) {
 	h.k.held.mu.Lock()
 	defer h.k.held.mu.Unlock()
@@ -270,8 +270,8 @@ func (h *Handle) HeldElsewhere(s *hint.LockContext) bool {
 func (h *Held) Read() { h.read.Store(true) }
 
 // ReadElsewhere reports whether the lock context has read, in a transaction or hold that is still
-// open, under a version of another handle. That keeps nobody out, and is not compared if what was
-// decided is written through this one.
+// open, under a version of another handle. A version keeps nobody out, and is not compared if the
+// decision is written through this one.
 func (h *Handle) ReadElsewhere(s *hint.LockContext) bool {
 	return h.elsewhere(s, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
 }

@@ -111,8 +111,8 @@ func (h *Handle) provide(inTable bool) (*Locks, error) {
 	return l, nil
 }
 
-// current returns what was made for the server as it is now: nil where nothing was
-// yet, and an error where nothing can be locked on it. h.mu is the caller's.
+// current returns the locks of the server as it is now: nil if there are none yet,
+// and an error if nothing can be locked on it. The caller holds h.mu.
 func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	l := h.locks.Load()
 	if l == nil || !h.doubt.Load() {
@@ -501,8 +501,8 @@ func (l *Locks) Forget(u any) {
 }
 
 // StaleSnapshot reports whether a transaction of these levels, which has read or not,
-// goes on to show what was there before it has the locks of h. A version that is to be
-// remembered says nothing of what was read before.
+// would still show data from before it has the locks of h. A version that is to be
+// remembered says nothing of earlier reads.
 func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.Levels) bool {
 	switch {
 	case !read && !l.Info().EarlySnapshot, h.AllowStale && !versions:

@@ -244,8 +244,8 @@ func (o *Observation) Leaving(now time.Time) {
 	o.releasing(o.ctx, e)
 }
 
-// Over notes that the locks are held no more. The first call counts. Whoever does
-// not know when giving back began says the zero time.
+// Over notes that the locks are held no more. The first call counts. began is zero
+// if the caller does not know when giving back began.
 func (o *Observation) Over(began time.Time, err error) {
 	if o == nil {
 		return

@@ -88,7 +88,7 @@ func (h *Handle) HoldIsTransaction(hinted *hint.Hint) bool {
 	return t.Inside || !t.Excludes
 }
 
-// Error is err of what was asked for with hinted.
+// Error is err of a request with hinted.
 func (h *Handle) Error(op string, hinted *hint.Hint, err error) error {
 	return &lockerr.Error{Op: op, Key: hinted.Names(), Strategy: h.Strategy(hinted), Err: err}
 }

@@ -54,7 +54,7 @@ func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
 }
 
 // takenBy notes what has been granted the locks: the connection, and the place in the process's
-// own queue; each may be nil. Whoever was asked for the holder may have named them.
+// own queue; each may be nil. What holder returns may name them.
 func (o *Observation) takenBy(c *pool.Conn, t *queue.Ticket) {
 	if o.ticket = t; c != nil {
 		o.by = c.KnownID()

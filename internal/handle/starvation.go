@@ -25,7 +25,7 @@ import (
 // database/sql silently tries again. If that makes database/sql open one for
 // somebody who stood in the queue, its pool is full, and as many connections as are
 // open is the bound. From then on one of them is kept free of waiters while a
-// session is held: whoever would occupy it fails at once.
+// session is held: one that would occupy it fails at once.
 type starvationGuard struct {
 	mu      sync.Mutex
 	open    int       // connections of database/sql

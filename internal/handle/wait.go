@@ -109,8 +109,8 @@ type Budget struct {
 // Budget is that of a caller with hinted, from now on.
 func (h *Handle) Budget(hinted *hint.Hint) Budget { return Budget{h.Wait(hinted), time.Now()} }
 
-// Left is what is left of the wait: not nothing, which would mean not to wait, unless
-// that is what was asked for.
+// Left is what is left of the wait. It is not 0, which would mean not to wait, unless
+// the caller asked for that.
 func (b Budget) Left() time.Duration {
 	if b.wait == 0 {
 		return 0
@@ -135,7 +135,7 @@ type Sought struct {
 	resources []strategy.Resource
 }
 
-// Sought is what is sought for resources of one strategy. For slots there is no queue of which anybody could be in the way.
+// Sought is what is sought for resources of one strategy. Slots have no queue in which anybody could be in the way.
 func (l *Locks) Sought(resources ...strategy.Resource) Sought {
 	s := Sought{l: l, resources: resources}
 	if resources[0].Slots == 0 {

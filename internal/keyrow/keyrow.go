@@ -225,8 +225,8 @@ func (r *Rows) Renew(ctx context.Context, keys []string) error {
 }
 
 // Cleaning reports whether a clean-up is running. It locks unused rows for moments, so a
-// request without a wait may have been refused because of that. If the server does not
-// answer, or has no named locks, by one of which a clean-up shows, Cleaning returns false.
+// request without a wait may have been refused because of that. A clean-up shows by a
+// named lock: if the server has none, or does not answer, Cleaning returns false.
 func (r *Rows) Cleaning(ctx context.Context) bool {
 	if !r.cfg.Info.SkipLocked || !r.cfg.Info.NamedLocks {
 		return false
@@ -325,7 +325,7 @@ func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
 	return r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
 }
 
-// highWater stands for the high-water mark among the keys, of which none is empty.
+// highWater stands for the high-water mark among the keys. No key is empty.
 const highWater = ""
 
 // read returns the tokens of the rows of keys, of the high-water mark, and of the note that keys

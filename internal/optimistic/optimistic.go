@@ -129,7 +129,7 @@ func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, h
 	return check, nil
 }
 
-// Holder returns nil: whoever remembers a version keeps nobody out.
+// Holder returns nil: a remembered version keeps nobody out.
 func (l *Locker) Holder(context.Context, string) *lockerr.Holder { return nil }
 
 // Version is a remembered version of a key.

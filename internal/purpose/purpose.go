@@ -43,7 +43,7 @@ func (a Asked) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, askedKey{}, a)
 }
 
-// AskedIn returns what was put into a context by [Asked.In].
+// AskedIn returns what [Asked.In] put into a context.
 func AskedIn(ctx context.Context) Asked {
 	if !listening.Load() {
 		return nil
@@ -70,8 +70,8 @@ type (
 	holdKey  struct{}
 )
 
-// listening is for the whole process: a strategy does not know of which handle it is, and
-// a context that nobody looks at costs one allocation.
+// listening is for the whole process: a strategy does not know its handle, and a context
+// that nobody looks at costs one allocation.
 var listening atomic.Bool
 
 // Listen has statements marked from now on.

@@ -234,8 +234,8 @@ func OfControl(err error) error {
 }
 
 // Gone reports whether err means that conn, and what it held, is lost: the server ended it
-// (1053, 1927, 3169, 4031, and 1105 on TiDB: by a KILL, or at a COMMIT of which it does not know
-// whether it came through), the network failed, or the end of a context closed it.
+// (1053, 1927, 3169, 4031, and 1105 on TiDB: by a KILL, or at a COMMIT whose outcome it does not
+// know), the network failed, or the end of a context closed it.
 func Gone(err error, conn driver.Conn) bool {
 	if err == nil {
 		return false

@@ -205,8 +205,8 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 	return info, info.tooOld()
 }
 
-// wide reports whether the answer has come in a character set of two or four bytes for each letter,
-// of which the base driver cannot read numbers.
+// wide reports whether the answer has come in a character set of two or four bytes for each letter:
+// the base driver cannot read numbers in it.
 func wide(rows [][]string, err error) bool {
 	return errors.As(err, new(*strconv.NumError)) || len(rows) > 0 && len(rows[0]) > 0 && strings.Contains(rows[0][0], "\x00")
 }
@@ -478,7 +478,7 @@ func ChangePrepared(ctx context.Context, conn driver.Conn, stmt driver.Stmt, arg
 	return counts{result, conn}, err
 }
 
-// counts is the result of a statement of the driver's own. Whoever asks it has the turn of conn.
+// counts is the result of a statement of the driver's own. The caller has the turn of conn.
 type counts struct {
 	driver.Result
 	conn driver.Conn
@@ -494,8 +494,7 @@ func (c counts) RowsAffected() (n int64, err error) {
 	return c.Result.RowsAffected()
 }
 
-// Affected is Exec for a statement of which it matters how many rows it has
-// affected.
+// Affected is Exec for a statement whose number of affected rows matters.
 func Affected(ctx context.Context, conn driver.Conn, text string) (int64, error) {
 	result, err := Change(ctx, conn, text)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package socket tells when the server has let go of a closed connection.
 //
-// A server that limits its connections counts one until it has closed its own end of it. So whoever
-// counts connections, too, must not open the next one before. The package wraps the dial of the base
-// driver ([Dial]): a socket that is closed waits for the server's end. A server that is still
+// A server that limits its connections counts a connection until it has closed its own end. So a
+// client that counts them, too, must not open the next one before. The package wraps the dial of the
+// base driver ([Dial]): a socket that is closed waits for the server's end. A server that is still
 // busy with a statement whose caller has gone does not look at its end, so a [Killer] ends that
 // connection.
 package socket

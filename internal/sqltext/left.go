@@ -20,7 +20,7 @@ type note struct{ what, by string }
 
 // Note remembers what a text leaves, and what it takes away if there is no doubt, and it has ended well. What is not
 // understood stays for as long as the connection does. A query of several statements takes nothing away: it may have further
-// results, of statements of which nobody knows yet whether they run.
+// results, and nobody knows yet whether their statements run.
 func (l *Left) Note(text string, info Info, query bool, err error) {
 	if !info.Taints && (info.Kind != Commits || len(l.left) == 0) {
 		return

@@ -188,7 +188,7 @@ func (l *lexer) comment() token {
 	return end
 }
 
-// stop ends a text that no server accepts from here on, or of which nothing can be said, as in another character set.
+// stop ends a text that no server accepts from here on, or that cannot be judged, as in another character set.
 func (l *lexer) stop(hopeless bool) token {
 	l.pos = len(l.text)
 	l.from, l.broken, l.hopeless = l.pos, true, l.hopeless || hopeless || !utf8.ValidString(l.text)

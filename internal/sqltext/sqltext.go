@@ -62,7 +62,7 @@ type Info struct {
 
 	// Defines: Commits only because it defines something, such as a table, an index or a privilege, or looks after a table
 	// (DDL, GRANT, ANALYZE TABLE). Outside of a transaction it leaves none open, and no lock. False in doubt, and for a text
-	// of several statements of which one does something else.
+	// of several statements if one does something else.
 	Defines bool
 
 	// Snapshot: a REPEATABLE READ transaction may get its snapshot from this, so that what it reads later can be older than a

@@ -66,8 +66,8 @@ func (e Effect) then(next Effect) Effect {
 	return e
 }
 
-// Levels are isolation levels of which one is in force, with one bit for each. The zero value stands for what was in force
-// before.
+// Levels are isolation levels, with one bit for each: one of them is in force. The zero value stands for the level in
+// force before.
 type Levels uint8
 
 const (

@@ -2,7 +2,7 @@ package sqltext
 
 import "strings"
 
-// Writes returns the first table that query names as one whose rows it writes, and of which asks says yes: the target of
+// Writes returns the first table that query names as one whose rows it writes, and for which asks says yes: the target of
 // INSERT, REPLACE and LOAD, and each table that UPDATE and DELETE name outside of subqueries, also one that they only join. ""
 // is none. asks gets the schema as the text has it, "" without one, and the table, both without their quotes.
 //

@@ -15,7 +15,7 @@ import (
 // sql.Tx: for one connection, and not for any.
 func ForOne() bool { return over("(*Conn).", "(*Tx).Prepare") }
 
-// ForQueue reports whether database/sql opens a connection for whoever stands in the queue for one.
+// ForQueue reports whether database/sql opens a connection for a caller that queues for one.
 func ForQueue() bool { return over("(*DB).openNewConnection") }
 
 // Retried reports whether database/sql tries again on driver.ErrBadConn: not for a sql.Conn,

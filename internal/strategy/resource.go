@@ -99,8 +99,8 @@ func (r *Resource) merge(other Resource) {
 	}
 	r.Shared = r.Shared && other.Shared
 	r.Slots = min(r.Slots, other.Slots)
-	// The older of two versions, of which 0 is none, is still the version if nothing
-	// has changed.
+	// The older of two versions is still the version if nothing has changed. 0 is
+	// none.
 	r.Version = cmp.Or(min(r.Version, other.Version), max(r.Version, other.Version))
 }
 

@@ -212,8 +212,7 @@ type Config struct {
 }
 
 // Running are the calls of a strategy, and their work in the background, until the strategy is
-// closed. Whoever is within a call, from Enter to Done, may have Go do something that Close waits
-// for.
+// closed. Between Enter and Done a call may have Go do something that Close waits for.
 type Running struct {
 	sync.WaitGroup
 	Ctx  context.Context // ends, because of ErrClosed, when the strategy is closed

@@ -17,7 +17,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// Again runs f until it meets no conflict, of which nothing is committed.
+// Again runs f until it meets no conflict. A conflict commits nothing.
 func Again(f func() error) error {
 	for {
 		if err := f(); !errors.Is(err, mysqllock.ErrConflict) && !errors.Is(err, mysqllock.ErrDeadlock) {
