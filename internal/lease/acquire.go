@@ -206,8 +206,8 @@ func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) 
 	return nil, err
 }
 
-// try asks once, on a lock connection. It returns nil where someone else has the lease or
-// has locked the row or, inTurn, goes first.
+// try asks once, on a lock connection. It returns nil if someone else has the lease, has
+// locked the row or, inTurn, goes first.
 func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	h, s, err := a.connOrShare(ctx, inTurn)
 	if h == nil {
@@ -324,8 +324,8 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 	return nil, context.Cause(ctx)
 }
 
-// look asks for the lease on the waiting connection h. Whoever has just released the wake-up lock may be about to
-// commit, so it waits for the row.
+// look asks for the lease on the waiting connection h. It waits for the row: the one that has just released the
+// wake-up lock may still be committing.
 func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
@@ -394,11 +394,11 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 	})
 }
 
-// request asks for the lease on h, whose turn is the caller's. The driver answers
-// the end of a context by closing the socket, and what the server had granted
-// by then would be granted to nobody; so do runs apart from ctx. ours is false
-// where it was not answered in time, or so that it may have been granted: then
-// h, and the ticket, are kept in the background until it is sure that it is not.
+// request asks for the lease on h, whose turn is the caller's. do runs apart from
+// ctx: when a context ends the driver closes the socket, and a lease granted by
+// then would be nobody's. ours is false if the answer did not come in time, or
+// leaves it possible that the lease is granted. Then h, and the ticket, are kept
+// in the background until it is sure that it is not.
 func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
 	a.Ticket.Asks()
 	own, stop := a.answerIn(ctx, h)
@@ -463,8 +463,8 @@ func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Contex
 	return server.Within(own, min(max(a.ttl, answerLimit), background))
 }
 
-// unanswered sees to what a request may have been granted whose answer is lost. It returns
-// errResend if that is given back, so that the request can be sent again.
+// unanswered gives back what a request whose answer is lost may have been granted. It
+// returns errResend if that is done, so that the request can be sent again.
 func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error {
 	if !server.Gone(o.err, nil) || a.resent >= resend || ctx.Err() != nil {
 		a.handleLate(h, o)
@@ -506,7 +506,7 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 		} else {
 			a.given.tell(nil) // it was ours, or nobody can tell
 		}
-		// What was handed over, and was not taken, is still this process's.
+		// A lease handed over, but not taken, is still this process's.
 		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(h, o.token) == nil
@@ -525,7 +525,7 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 	})
 }
 
-// freeUntil is freeKey until it comes off, or the lease has expired by itself.
+// freeUntil retries freeKey until it succeeds, or the lease has expired.
 func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 	ctx, cancel := a.lingering(until)
 	defer cancel()
@@ -533,7 +533,7 @@ func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 	}
 }
 
-// releasing is the context of a statement that gives back what was asked for.
+// releasing is the context of a statement that gives the requested lease back.
 func (a *attempt) releasing() context.Context {
 	return purpose.Named(a.asked.In(context.Background()), purpose.Release, hint.StrategyLease, a.r.Key)
 }

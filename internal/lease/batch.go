@@ -20,8 +20,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// While all lock connections are busy, and right after several went together, requests
-// gather, and so do releases of leases whose wake-up locks are on the same connection. Whoever
+// Requests gather while all lock connections are busy, and right after several went together.
+// So do releases of leases whose wake-up locks are on the same connection. The caller that
 // gets the next connection sends them all, in a batch.
 
 // sharedConns is how many lock connections with room for wake-up locks there are before
@@ -92,8 +92,8 @@ func (l *Locker) short() error {
 }
 
 // freeConn returns a lock connection that is free, and its turn. If there is none, opens
-// reports whether the request is to open one for itself; call opened when it has. Else it
-// gathers: because there are enough of them, or are about to be, or since others gather, or may
+// reports whether the request is to open one for itself; call opened when it has. Else the
+// request gathers: there are enough connections, or are about to be, or others gather, or may
 // be about to.
 func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	if l.takes.ShouldJoin() {

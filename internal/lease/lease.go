@@ -382,7 +382,7 @@ func releasing(key string) context.Context {
 }
 
 // relinquish gives back a lease that is over for its holder. sent: it may have been given
-// back already. What does not come off within handoffWait goes on in the background, for as
+// back already. What has not succeeded within handoffWait goes on in the background, for as
 // long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
@@ -408,7 +408,7 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 	return nil
 }
 
-// stays is what the giver of a lease is told that could not be given back so far.
+// stays is the error for the giver of a lease that could not be given back so far.
 func stays(err error, until time.Time) error {
 	if errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer) { // which say that nothing is locked
 		err = errors.New(err.Error())

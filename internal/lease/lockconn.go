@@ -89,7 +89,7 @@ func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 	return l.borrowOf(ctx, l.maxLockConns)
 }
 
-// borrowOf is borrow for somebody for whom there are no more than most lock connections.
+// borrowOf is borrow, with no more than most lock connections.
 func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	for {
 		l.mu.Lock()
@@ -127,8 +127,8 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 }
 
 // pick returns a free lock connection, with its turn. If there is none, it returns the one
-// with the shortest queue, nil without any; and whether there may be more of them, which are most
-// in all, without those that are full. l.mu is held.
+// with the shortest queue, nil without any, and whether there may be more: most in all,
+// without those that are full. l.mu is held.
 func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
 	for _, h := range l.lockConns {
@@ -146,9 +146,9 @@ func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	return nil, busy, room < most
 }
 
-// connect makes a lock connection of a connection of the pool's. It returns nil where
-// another lock connection has arrived meanwhile, for which arrived ends, or where optional
-// is set and there is none for a while.
+// connect makes a lock connection of a connection of the pool's. It returns nil if another
+// lock connection has arrived meanwhile, which ends arrived, or if optional is set and
+// there is none for a while.
 func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn, error) {
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()

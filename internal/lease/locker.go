@@ -46,33 +46,32 @@
 // processes have their turn.
 //
 // With tokens reserved in ranges a handoff would need no statement, and no commit. But a release
-// promises to fail where the lease was lost, taken away by force for instance, which only the
-// server knows: so each would wait for a question of its own, sent after it, which those who hand
-// over at the same time could share, and the last release of a range for the answers to all
-// others, or the next grant of the key would look like a loss to them. That is more than there is
-// now. And a range that is stolen in its middle, handed on by a caller whose clock says that it
-// lasts, would be found out by none of them before its fence.
+// promises to fail if the lease was lost, for example taken away by force, which only the server
+// knows. So each release would wait for a question of its own, sent after it; releases at the
+// same time could share it. The last release of a range would wait for the answers to all others,
+// or the next grant of the key would look like a loss to them. That is more than there is now.
+// And if a range were stolen in its middle, and handed on by a caller whose clock says that it
+// lasts, no holder would notice before its fence.
 //
 // # Many at a time
 //
 // Requests that find all lock connections busy gather, and so do releases whose wake-up locks
-// are on the same connection. Whoever gets the next connection sends what has gathered for it,
-// requests and releases, in one transaction of four statements, which are two texts where the
-// server is far: a batch. It locks the rows
-// that nobody has locked, decides, changes the rows, and commits. So all of them wait for one
-// commit. What is decided of a row is what the server said while the row was locked, so each
-// release knows whether its lease was still held. Whatever meets a row that is locked or
-// missing is then sent alone, and so is everything if the server refuses the batch. If the
-// answer to the COMMIT is lost, each request gives back what it may have been granted, and
-// each release asks again, as they do when they are alone.
+// are on the same connection. The caller that gets the next connection sends what has gathered
+// for it, requests and releases, as a batch: one transaction of four statements, in two texts
+// if the server is far. It locks the rows that nobody has locked, decides, changes the rows,
+// and commits. So all of them wait for one commit. Each row is decided on by what the server
+// said while it was locked, so each release knows whether its lease was still held. A request
+// or release whose row is locked or missing is then sent alone, and so are all if the server
+// refuses the batch. If the answer to the COMMIT is lost, each request gives back what it may
+// have been granted, and each release asks again, as they do when they are alone.
 //
-// Most of what a batch costs does not depend on how many rows it changes: on MySQL 9.7, 0.9
-// ms, and 0.03 ms more for a lease that is taken and one that is released. So two lock
-// connections are enough: the more there are, the fewer a batch is for. Others are opened
-// only behind statements that take long. Whoever comes after several went together gathers, too,
-// although a connection may be free: they were answered at the same moment, and may all be about
-// to come again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router
-// each request and each release is sent alone.
+// Most of what a batch costs does not depend on how many rows it changes: on MySQL 9.7, 0.9 ms,
+// and 0.03 ms more for a lease that is taken and one that is released. So two lock connections
+// are enough: more of them make the batches smaller. Others are opened only behind statements
+// that take long. A caller that comes after several went together gathers, too, although a
+// connection may be free: they were answered at the same moment, and may all be about to come
+// again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router each
+// request and each release is sent alone.
 //
 // # Why a lease is two commits
 //
@@ -94,12 +93,11 @@
 //
 // # Without named locks
 //
-// Without named locks nobody is woken: who waits asks four times a second,
-// and when the lease expires. A lease is taken, renewed and released in a transaction that locks
-// its row first, and nothing is handed over or sent in batches. Without share locks its fence is FOR
-// UPDATE. Whoever takes a lease must lock its row and change its token, so a transaction commits
-// under the fence only if nobody has taken the lease before, and nobody takes it until that has
-// ended.
+// Without named locks nobody is woken: a waiter asks four times a second, and when the lease
+// expires. A lease is taken, renewed and released in a transaction that locks its row first, and
+// nothing is handed over or sent in batches. Without share locks its fence is FOR UPDATE. A caller
+// that takes a lease must lock its row and change its token. So a transaction commits under the
+// fence only if nobody has taken the lease before, and nobody takes it until that has ended.
 //
 // # Clusters
 //

@@ -26,8 +26,8 @@ import (
 // A waiter that finds the lease run out and its holder silent closes the connection with the wake-up lock
 // (freeWakeUp): here the holder's transaction goes with it, which could not commit any more.
 
-// askOnSession takes the lease on the session that the caller lends, if it lends one that does. Else ask is how to go on;
-// nil after an error.
+// askOnSession takes the lease on the session that the caller lends, if that is suitable. Else ask is how to go on; nil
+// after an error.
 func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.Context) (*Lease, error), err error) {
 	s, refused, err := a.takeOnSession(ctx)
 	switch {

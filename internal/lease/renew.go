@@ -43,8 +43,8 @@ func (l *Locker) RenewNow() {
 	}
 }
 
-// changed has the renewing goroutine, which it starts, look at the leases again, unless
-// it does before due: a look is at all of them. Locker.mu is held.
+// changed has the renewing goroutine, which it starts, look at all leases again, unless
+// that does so before due. Locker.mu is held.
 func (l *Locker) changed(due time.Time) {
 	if !l.renewing {
 		l.renewing = true
@@ -88,10 +88,10 @@ func (l *Locker) renewals() {
 	}
 }
 
-// due returns the leases to be renewed: where one is due, all that will soon be,
-// so that they gather in few statements, and for how long a statement may hold
-// up the shortest of all leases. Else it tells how long there is none. It never puts off a
-// look: who takes one lease after the other would have to ask for each anew.
+// due returns the leases to renew: if one is due, all that soon will be, so that they
+// gather in few statements. limit is how long a statement may hold up the shortest of all
+// leases. If none is due, next says for how long. due never puts off a look: a caller that
+// takes one lease after the other would have to ask for each anew.
 func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 	limit, next = background, time.Hour
 	l.mu.Lock()

@@ -10,12 +10,12 @@
 // A slot that is released is kept for the caller that has been in front without a slot
 // for the longest time: see [Ticket.Free].
 //
-// A caller that cannot come to the front in its time is refused at once, so that it neither waits for nothing nor is granted
-// a lock that it cannot use. Of that the queue knows how long the last holders were in front: if even the quickest of these
-// had each place before it, it would be too late. One whose context ends in less than such a turn is passed over.
+// A caller that cannot come to the front in its time is refused at once: it would wait for nothing, or be granted a lock
+// that it cannot use. The queue knows how long the last holders were in front: with even the quickest of these turns for
+// each place before it, the caller would be too late. One whose context ends in less than such a turn is passed over.
 //
-// A [Key] has 32 bytes, which are compared, of the 160 of a strategy.Resource: one type for both
-// would bring hints and strategies in here, to save the six lines of handle.QueueKeys.
+// A [Key] has 32 bytes, which are compared; a strategy.Resource has 160. One type for both would
+// bring hints and strategies in here, to save the six lines of handle.QueueKeys.
 package queue
 
 import (
@@ -101,7 +101,7 @@ func (t *turns) end() {
 	t.n++
 }
 
-// quickest is the shortest of them; 0 as long as there are few.
+// quickest is the shortest of the turns; 0 while there are few.
 func (t *turns) quickest() time.Duration {
 	if t.n < len(t.last) {
 		return 0
@@ -112,7 +112,7 @@ func (t *turns) quickest() time.Duration {
 // lastMoments is the most time that is too little for a caller that comes to the front, if every turn takes longer.
 const lastMoments = 10 * time.Millisecond
 
-// hopeless returns why a caller whose context, or wait, ends in a time is refused that has others in front of it; nil if it may succeed.
+// hopeless returns why a caller with others in front of it, whose context or wait ends after left, is refused; nil if it may succeed.
 func (t *turns) hopeless(others int, left time.Duration) error {
 	turn := t.quickest()
 	if turn == 0 || time.Duration(others)*turn <= left {
@@ -218,8 +218,8 @@ type Ends struct {
 
 // Ahead is what the callers in front of a waiter know of the key when its wait ends.
 type Ahead struct {
-	// Taken: one of them has held it, was told since the waiter came that somebody has it, or keeps its
-	// place while it waits for another key.
+	// Taken: one of them has held it; was told, since the waiter came, that somebody has it; or keeps
+	// its place while it waits for another key.
 	Taken bool
 
 	Asks bool // one of them has a connection, and asks the server
@@ -337,12 +337,12 @@ func (kq *keyQueue) admits(e Key) bool {
 	return len(kq.front) == 0 || e.Shared && kq.shared && kq.pending == 0
 }
 
-// grace is for how long a waiter whose wait is over waits for those in front to be told whether
-// somebody has the key: they have asked, and do not leave before the answer either.
+// grace is how long a waiter whose wait is over still waits until those in front are told
+// whether somebody has the key: they have asked, and do not leave before the answer either.
 const grace = time.Second
 
-// untold returns nil if those in front know that somebody has the key, for a waiter that came at a
-// time. Else it returns a channel that is closed when they do.
+// untold returns nil if those in front know that somebody has the key, as ahead says it for came.
+// Else it returns a channel that is closed when they do.
 func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -364,7 +364,7 @@ func (kq *keyQueue) tell() {
 	}
 }
 
-// ahead is what those in front know, for a waiter that came at a time.
+// ahead is what those in front know, for a waiter that has come at came.
 func (kq *keyQueue) ahead(came time.Time) Ahead {
 	a := Ahead{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {
@@ -478,7 +478,7 @@ func (q *Queue) advance(l *keyQueue) {
 // HandedOver returns what the holder before has handed over, or nil.
 func (t *Ticket) HandedOver() any { return t.handed }
 
-// slots returns the queue in front of which t is for a slot, or nil.
+// slots returns the slot queue that t is in front of, or nil.
 func (t *Ticket) slots() *keyQueue {
 	if len(t.positions) == 0 || t.positions[0].Slots == 0 {
 		return nil
@@ -701,7 +701,7 @@ func (t *Ticket) nextFor(from any) *waiter {
 	return nil
 }
 
-// otherWants is for how long another process that had a key is taken to want it again.
+// otherWants is how long another process that had a key is assumed to want it again.
 const otherWants = 100 * time.Millisecond
 
 // SawOtherProcess notes that another process has one of the ticket's keys.
@@ -806,7 +806,7 @@ func (t *Ticket) Awaited() bool {
 			return true
 		}
 	}
-	for _, key := range t.claims { // whoever is in front waits in the server
+	for _, key := range t.claims { // those in front wait in the server
 		if l := t.q.queues[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
 			return true
 		}

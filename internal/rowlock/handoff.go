@@ -18,12 +18,12 @@ type Handoff struct {
 	c      *pool.Conn
 	key    string
 	ticket *queue.Ticket
-	// since is when the server has granted the key to this process, and kept how often it
-	// was handed over since then as it was: other processes have waited for so long.
+	// since is when the server has granted the key to this process, and kept how often
+	// since then it was handed over as it was: other processes have waited for so long.
 	since time.Time
 	kept  int
-	// commits is how often a COMMIT has locked the key for the next caller. Whoever looks for
-	// the key now and then finds it locked meanwhile.
+	// commits is how often a COMMIT has locked the key for the next caller. A caller that
+	// polls finds the key locked meanwhile.
 	commits   int
 	committed bool   // the next caller gets it so
 	broken    func() // of Give, for a next caller who has to hand it on at once

@@ -77,8 +77,7 @@ func (l *Locker) holderSQL(names []string, waiter uint64, mark string, bound tim
 	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
 }
 
-// awaitedSQL is holderSQL for whoever waits: the holder is one that waits for none of the
-// rows itself.
+// awaitedSQL is holderSQL for any waiter: the holder waits for none of the rows itself.
 func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 	if !l.cfg.Info.AllHolders {
 		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
@@ -101,11 +100,11 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
 }
 
-// lockedBySQL asks MySQL which connection has locked one of the rows: that of the transaction. It is
-// the thread that the lock of the table tells: the thread of a row's lock becomes that of another
-// connection, whose inserts split the index page, or which waits for a row just inserted (measured on
-// MySQL 9.7). The row's lock comes first: the transactions of the others are not looked for. A lock of
-// the gap before the row locks nobody out of the row.
+// lockedBySQL asks MySQL which connection has locked one of the rows, by the lock of its transaction
+// on the table. The thread of a row's lock does not tell: it becomes that of another connection whose
+// inserts split the index page, or that waits for a row just inserted (measured on MySQL 9.7). The
+// row's lock comes first: the transactions of the others are not looked for. A lock of the gap before
+// the row locks nobody out of the row.
 func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
 	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+
 		server.ProgramOf("t.PROCESSLIST_ID")+","+

@@ -90,10 +90,10 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 	}
 }
 
-// unleased waits until no key has a live lease, of those that ever had one: the open
-// transaction could not unlock such a row again. It reads on another connection, since a
-// plain read in the transaction could open its snapshot. After that it may be the
-// attempt's turn, until endTurn.
+// unleased waits until no key that ever had a lease has a live one: the open transaction
+// could not unlock such a row again. It reads on another connection, since a plain read
+// in the transaction could open its snapshot. After that it may be the attempt's turn,
+// until endTurn.
 func (a *attempt) unleased(ctx context.Context) error {
 	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
 	if len(names) == 0 {

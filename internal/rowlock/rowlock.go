@@ -24,13 +24,13 @@
 // expired lease from the row, which waits for the last COMMIT under it, and tries again.
 //
 // A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the
-// key a moment ago: then it waits in the server, in the order of arrival there. So does one whose
-// query can go out with the lock, some way off the server, while a holder of its own process has the
+// key a moment ago: then it waits in the server, in the order of arrival there. So does a caller, some
+// way off the server, whose query can go out with the lock, while a holder of its own process has the
 // key: it has the key at the COMMIT, and the rows with it. It needs a session for that, so it does not
-// where there is a bound of them. (All could wait there, a round trip sooner. Tried with 64 goroutines
-// in BeginTx on one key: the time in which nobody has it falls from 0.43 to 0.26 ms on MySQL 9.7 and
-// from 0.35 to 0.15 on MariaDB 10.11, and what a wait costs the server more than NOWAIT takes that
-// away again: 0.8 and 1.0 times as many transactions.)
+// if sessions are bounded. (All could wait there, a round trip sooner. Tried with 64 goroutines in
+// BeginTx on one key: the time in which nobody has it falls from 0.43 to 0.26 ms on MySQL 9.7 and from
+// 0.35 to 0.15 on MariaDB 10.11. But a wait costs the server more than NOWAIT, and that takes the gain
+// away: 0.8 and 1.0 times as many transactions.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
@@ -57,12 +57,12 @@
 // # The caller's statements beside ours
 //
 // Outside of a transaction, some way off the server, the query that takes the lock goes out behind the
-// lock statement ([Request.Behind]), also behind one that waits, and the write that ends the unit in
-// front of COMMIT, with the count of its rows between them: one that has changed nothing stops there,
-// since the unit then stays open. So read, decide, write is two round trips, as without the lock, and
-// of a hot row the next caller has the key after two. The answer of the query is read only once that
-// of the lock was. Of an error in front of COMMIT it is not always known whether it is the write's:
-// see [server.Uncounted].
+// lock statement ([Request.Behind]), also behind one that waits. The write that ends the unit goes out
+// in front of COMMIT, with the count of its rows between them: a write that has changed nothing stops
+// there, since the unit then stays open. So read, decide, write is two round trips, as without the
+// lock, and the next caller has a hot row's key after two. The answer of the query is read only after
+// that of the lock. It is not always known whether an error in front of COMMIT is the write's: see
+// [server.Uncounted].
 //
 // A write alone is one round trip: lock, write, count and COMMIT. Nobody reads the answer of that lock before the write runs, so
 // the statement fails where the row is missing, has a lease or a version, or the server takes no writes ([attempt.aloneSQL]).
@@ -438,9 +438,9 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	}
 }
 
-// giveWay is for after a lock statement that has found a lease. It waits for it, or, if
-// lease is nil because it is over, lets the caller try again. After an error there is
-// no other attempt.
+// giveWay follows a lock statement that has found a lease. It waits for the lease, or,
+// if lease is nil because it is over, lets the caller try again. After an error there
+// is no other attempt.
 func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err error) {
 	switch {
 	case lease != nil && a.Wait == 0:
@@ -481,9 +481,9 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 	return false, err
 }
 
-// refuse is for a request without a wait, when somebody has locked a row: perhaps a clean-up, for
-// a moment. Then it returns nil, and the request goes on as one that waits for that. waiter is the
-// id of the connection that has asked; 0 is unknown.
+// refuse is for a request without a wait, when somebody has locked a row. If that may be a
+// clean-up, for a moment, refuse returns nil, and the request goes on as one that waits for it.
+// waiter is the id of the connection that has asked; 0 is unknown.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	a.Heard.Store(true)
 	if a.Cleaning(ctx, a.cfg.Rows) {
@@ -650,7 +650,7 @@ func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn
 	return a.cfg.Control.Acquire(timed)
 }
 
-// lock runs the statements of a lock, the last of which answers, and checks that every key's row
+// lock runs the statements of a lock, and checks by the answer of the last that every key's row
 // exists and has no lease.
 func (a *attempt) lock(ctx context.Context, texts ...string) error {
 	answers, err := a.c.Send(ctx, texts...)

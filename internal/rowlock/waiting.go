@@ -14,8 +14,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// mayBlock has the caller's connection be one on which it may wait. Until then its request
-// could not block, so that it had any connection.
+// mayBlock gets the caller a connection on which it may wait. Until then its request could
+// not block, so any connection would do.
 func (a *attempt) mayBlock(ctx context.Context) (err error) {
 	if a.r.Block == nil {
 		return nil
