@@ -40,8 +40,8 @@ func (ac *appConn) pristine() bool {
 // inTransaction reports whether plain SQL text has a transaction open for sure.
 func (ac *appConn) inTransaction() bool { return ac.texts.state&sqltext.Idle == 0 }
 
-// knownState makes sure of the connection's state: where the texts tell that more may
-// be the case than that nothing is open, the server is asked.
+// knownState makes sure of the connection's state: if the texts leave it possible
+// that something is open, the server is asked.
 func (ac *appConn) knownState(ctx context.Context) (sqltext.State, error) {
 	state := ac.texts.state
 	if state == sqltext.Idle {
@@ -241,8 +241,8 @@ var (
 	endEffect   = sqltext.Look("COMMIT").Effect
 )
 
-// note remembers what a text has done that has run on the connection. A query may
-// have further results, of statements of which nobody knows yet whether they run.
+// note remembers what a text that has run on the connection has done. A query may
+// have further results, and nobody knows yet whether their statements run.
 func (t *texts) note(info sqltext.Info, query bool, err error) {
 	if errors.Is(err, driver.ErrSkip) { // nothing has run
 		return

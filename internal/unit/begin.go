@@ -17,8 +17,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// opening says what a unit of work is opened for. Its caller ends it, who has a connection of
-// database/sql in its hand meanwhile, unless end does.
+// opening says what a unit of work is opened for. Unless end ends it, its caller does, with a
+// connection of database/sql in its hand meanwhile.
 type opening struct {
 	op   string // in errors
 	opts driver.TxOptions

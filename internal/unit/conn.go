@@ -51,9 +51,9 @@ func NewLight(k *handle.Handle, above *handle.Wrapper) *Conn {
 	return c
 }
 
-// enter begins each call of database/sql. Nothing runs on a connection that must not be used again,
-// as a sql.Conn would until it is closed: a transaction may be open there. Nor with a budget beneath a wrapper
-// of drivers, once it is known to hide driver.Validator. first: over the pool, the call is the first of a use.
+// enter begins each call of database/sql. It refuses a connection that must not be used again (a sql.Conn
+// would until it is closed): a transaction may be open there; with a budget also one beneath a wrapper of
+// drivers that is known to hide driver.Validator. first: over the pool, the call is the first of a use.
 func (c *Conn) enter(ctx context.Context, first bool) error {
 	if c.tx != nil {
 		return nil
@@ -126,7 +126,7 @@ func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 	return err
 }
 
-// move has c be at link, whose turn the caller has.
+// move makes c use link, whose turn the caller has.
 func (c *Conn) move(link *pool.Conn) {
 	link.EndTurn()
 	if c.appConn, _ = link.State.(*appConn); c.appConn == nil {
@@ -137,9 +137,9 @@ func (c *Conn) move(link *pool.Conn) {
 
 // needClean is need for a statement or a transaction under the lock of h. Nothing that
 // another user has left may be on the connection: such a connection is closed, and another
-// one taken, but not one that may have a transaction open, which would be lost: that is
-// ErrUnsafe. The wait for one ends after about wait. blocks: the caller is about to
-// wait in the server on it.
+// one taken. But one that may have a transaction open, which would be lost, is refused:
+// ErrUnsafe. The wait for one ends after about wait. blocks: the caller is about to wait
+// in the server on it.
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
 		as := s.asks(ctx, h, true, blocks)

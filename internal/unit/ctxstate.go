@@ -112,8 +112,8 @@ func (cs *ctxState) drop(keep int, u *unit) {
 	}
 }
 
-// part notes that a hold has ended which had joined one of the grants. If the unit of
-// work has ended meanwhile, they go with the last such hold.
+// part notes that a hold that had joined one of the grants has ended. If the unit of
+// work has ended meanwhile, the grants go with the last such hold.
 func (cs *ctxState) part(h *outerHold) {
 	_ = cs.take(context.Background())
 	defer cs.give()
@@ -123,10 +123,10 @@ func (cs *ctxState) part(h *outerHold) {
 	}
 }
 
-// watch gives the grants back when end does, the context that bounds what was
-// read under them. Versions are no lock that anybody waits for: it is enough that the next
-// statement looks, so the context does not keep what is remembered of a lock context that
-// nobody uses any more. An observer is told when the context ends.
+// watch gives the grants back when end ends, the context that bounds what was read under
+// them. Nobody waits for a version: it is enough that the next statement looks, so end
+// does not keep what is remembered of a lock context that nobody uses any more. An
+// observer is told when end ends.
 func (cs *ctxState) watch(end context.Context) {
 	if cs.unwatch != nil || len(cs.grants) == 0 {
 		return
@@ -146,8 +146,8 @@ func (cs *ctxState) watch(end context.Context) {
 	})
 }
 
-// inTime gives the grants back if the context has ended that bounds what was read under
-// them. A transaction gives them back at its own end.
+// inTime gives the grants back if the context that bounds the reads under them has
+// ended. A transaction gives them back at its own end.
 func (cs *ctxState) inTime() {
 	if cs.unit == nil && cs.until != nil && cs.until.Err() != nil && len(cs.grants) > 0 {
 		g := cs.grants[0]
@@ -169,7 +169,7 @@ func (cs *ctxState) dropSpent() {
 // ends: the lock goes with the query's.
 type ofQuery struct{ context.Context }
 
-// whatEnded says for an error which context it was that bounded what was read.
+// whatEnded says for an error which context it was that bounded the reads.
 func whatEnded(end context.Context) error {
 	if _, ok := end.(ofQuery); ok {
 		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, " +

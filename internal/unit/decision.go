@@ -14,8 +14,8 @@ import (
 )
 
 // A decision is what a caller makes of what it has read in a lock context outside a
-// transaction, and writes later. It stands as long as the unit of work does that the
-// read began, since nobody else can change what was read:
+// transaction, and writes later. It stands as long as the unit of work that the read
+// began, since nobody else can change what was read:
 //
 //	        read outside a transaction
 //	none ───────────────────────────────► standing (decided)

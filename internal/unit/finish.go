@@ -210,8 +210,8 @@ func (u *unit) newVersions() {
 	}
 }
 
-// inTime ends the unit if the context has ended that bounds what was read in it: not
-// sooner or later as the watch on that gets its turn.
+// inTime ends the unit if the context that bounds the reads in it has ended, without
+// waiting for the turn of the watch on it.
 func (u *unit) inTime() {
 	if u.state == stateEnded || u.until == nil || u.until.Err() == nil {
 		return
@@ -229,7 +229,7 @@ func (u *unit) inTime() {
 	}
 }
 
-// contextEnded is called when the context ends that bounds what was read in the unit.
+// contextEnded is called when the context that bounds the reads in the unit ends.
 func (u *unit) contextEnded() {
 	_ = u.ctxState.take(context.Background())
 	defer u.ctxState.give()

@@ -28,7 +28,7 @@ type grant struct {
 	lasted            func() time.Duration // from since until it was taken away by force, or else its loss was told first
 }
 
-// newGrant returns what was taken for p.
+// newGrant returns the grant taken for p.
 func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
 	g := &grant{held: held, handle: k, Resource: p, by: by, since: time.Now()}
 	g.lasted = sync.OnceValue(func() time.Duration {
@@ -184,7 +184,7 @@ var (
 	errHandleClosed = lockerr.With(lockerr.ErrLost, lockerr.ErrClosed) // which has ended the hold
 )
 
-// overError is what work under a grant gets that is over; nil while it is held.
+// overError is the error of work under a grant that is over, else nil.
 func (g *grant) overError(op string) error {
 	err := g.Err()
 	if err == nil {

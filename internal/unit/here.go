@@ -54,8 +54,8 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	return r, res, c.ran(st.Text, st.Info, st.Query, err)
 }
 
-// ran notes what a statement has left that ran here, and returns err as the caller gets it.
-// Where the base driver has to prepare the statement first, it comes again.
+// ran notes what a statement that ran here has left, and returns err as the caller gets it.
+// If the base driver has to prepare the statement first, it comes again.
 func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error {
 	c.texts.note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {

@@ -81,8 +81,8 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// verify makes sure that the transaction shows nothing that is older than what was
-// remembered for it on another connection.
+// verify makes sure that the transaction shows nothing that is older than the
+// versions remembered for it on another connection.
 func (u *unit) verify(ctx context.Context) error {
 	if !u.ctxState.remembers() {
 		return nil

@@ -18,7 +18,7 @@ import (
 )
 
 // plan is what a hint asks for and its lock context does not hold yet. It is worked out once,
-// for a statement or a BEGIN, and passed on to whoever takes it.
+// for a statement or a BEGIN, and passed on until it is taken.
 type plan struct {
 	h        *hint.Hint
 	around   []*grant            // of the holds that it is inside of
@@ -273,9 +273,9 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 	return tickets, resources
 }
 
-// asks is who asks for a connection under h in s, pooled as for caller. Who is about to wait in
-// the server for a lock counts for that, unless it holds something: it may be what another
-// one there waits for.
+// asks is the caller that asks for a connection under h, pooled as for caller. If it is about
+// to wait in the server for a lock it counts for that, unless it holds something, which
+// another one there may wait for.
 func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
 	by := cs.caller(pooled)
 	if cs.holds(h) {

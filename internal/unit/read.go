@@ -88,8 +88,8 @@ func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement)
 	return s.verify(ctx, c.link)
 }
 
-// readUntil returns the context with which the locks end that a query takes. After that it is known
-// how connections begin.
+// readUntil returns the context that ends the locks which a query takes. After that it is known how
+// connections begin.
 func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
 	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
@@ -167,9 +167,8 @@ func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
 	}, lent
 }
 
-// runAlone runs a statement as a unit of work of its own.
-// Where the unit of work has read under grants before and the statement fails,
-// it goes on.
+// runAlone runs a statement as a unit of work of its own. If the unit of work has
+// read under grants before, it goes on when the statement fails.
 func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.outside(ctx, st.Op(), h); err != nil {
 		return nil, nil, err

@@ -62,7 +62,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	u.ran(st, r, res)
 	returned = true
-	// Called by whoever closes streamed rows, without the context state's turn.
+	// Closing streamed rows calls it, without the context state's turn.
 	over := func(err error) {
 		u.broken = err
 		u.link.Touch()
@@ -82,7 +82,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-// panicked is for a statement in the midst of which the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its
+// panicked is for a statement that did not return: the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its
 // goroutine. The caller has the connection's turn, and gives it with this.
 func (u *unit) panicked(op string) {
 	_ = u.link.Close()
@@ -220,9 +220,9 @@ func (u *unit) called(ctx context.Context) error {
 	return err
 }
 
-// ran notes what st has changed and read, which has run well and returned r or res. The
-// rows of RETURNING come without a number: that of an upsert which changed nothing is
-// there all the same.
+// ran notes what st, which has run well and returned r or res, has changed and read.
+// The rows of RETURNING come without a number: that of an upsert which changed nothing
+// is there all the same.
 func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
 	if st.Info.Changes == sqltext.ChangesCounted {
 		n, err := int64(1), error(nil)
@@ -346,7 +346,7 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	return err
 }
 
-// noRetry says of an error with which the connection has gone that what was on it is lost, so that
+// noRetry makes of an error that has cost the connection the loss of what was on it, so that
 // database/sql does not run a statement of a unit of work again on another connection.
 func noRetry(err error) error {
 	var said *lockerr.Error

@@ -82,8 +82,8 @@ func (u *unit) stillLocked(ctx context.Context, before string) error {
 	return err
 }
 
-// goBack undoes what was done in a transaction that is a savepoint. If that may be older than a row
-// lock, it goes the way of a statement of the caller, which looks whether the lock is still there.
+// goBack undoes what was done in a transaction that is a savepoint. If it may be older than a row
+// lock, the way is that of a caller's statement, which looks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save
 	if !u.hasOlder || t.younger {

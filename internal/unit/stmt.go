@@ -196,8 +196,8 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 	return r, err
 }
 
-// direct gets a statement ready to run on the connection of its Conn, which is none of our
-// business.
+// direct gets a statement that needs no lock handling ready to run on the connection of
+// its Conn.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
 	if info, err = s.c.look(ctx, s.text); err == nil {
 		base, err = s.here(ctx, args)

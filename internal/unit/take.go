@@ -7,7 +7,7 @@ import (
 )
 
 // takeGrants takes the grants of p for the unit of work, all or none. undo gives them back,
-// where what was to come next fails. on lends the connection on which the caller goes on; nil for none.
+// if the next step fails. on lends the connection on which the caller goes on; nil for none.
 func (cs *ctxState) takeGrants(ctx context.Context, p *plan, on *strategy.Lender) (undo func(), err error) {
 	before := len(cs.grants)
 	undo = func() { cs.drop(before, nil) }

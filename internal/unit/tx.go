@@ -122,8 +122,8 @@ type Tx struct {
 	base driver.Tx       // of a plain one
 	prev *Tx             // the transaction around it on the same connection
 	// pooled: it is the only use of a light connection, which gives the real one back with it.
-	// database/sql says so later, and meanwhile waits for other connections, to close what was
-	// prepared on these, which may themselves be waiting for a real one.
+	// database/sql says so later: it first waits for other connections, to close what was
+	// prepared on them, and these may be waiting for a real one.
 	pooled bool
 }
 

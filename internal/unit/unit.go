@@ -329,8 +329,8 @@ func (u *unit) kill() {
 	}
 }
 
-// free gives back what the unit holds of the connection and in the process:
-// whoever waits may try now. It does not touch the callers' transactions.
+// free gives back what the unit holds on the connection and in the process, so
+// that waiters may try. It does not touch the callers' transactions.
 func (u *unit) free() {
 	for _, t := range u.tickets {
 		t.Leave()
@@ -413,8 +413,8 @@ func (u *unit) endedBy() string {
 }
 
 // outlivedHold notes that the unit of a hold has ended: nothing runs in the lock context
-// that began with the hold any more. In one from before it, what was read in the hold is
-// not enough for what is written from now on.
+// that began with the hold any more. In a lock context from before the hold, what was
+// read in the hold is not enough for later writes.
 func (u *unit) outlivedHold() {
 	switch s := u.ctxState; {
 	case u.hold.alone && s.failed == nil:

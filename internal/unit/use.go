@@ -63,8 +63,8 @@ func (u *use) matters() bool { return u.tied || u.in != nil || u.awayIn != nil }
 // newUse begins a new use of the connection.
 func (c *Conn) newUse() { c.use = use{} }
 
-// missed says what of left a statement would miss on another connection, for errors; "" for nothing. st
-// is nil for BEGIN.
+// missed says, for errors, what in left a statement would lack on another connection; "" for nothing.
+// st is nil for BEGIN.
 func missed(left *sqltext.Left, st *statement.Statement) string {
 	if by := left.String(); by != "" {
 		return "an earlier statement (" + by + ") has left something"
