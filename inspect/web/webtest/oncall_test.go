@@ -71,6 +71,14 @@ func (s *scratch) keys(names ...string) {
 	}
 }
 
+// longest has the page show waits as long as they get, and returns how wide it is then.
+const longest = `(() => {
+	for (const node of document.querySelectorAll(".figures dd:not(.note), .hot td")) {
+		if (/[0-9]/.test(node.textContent) && !node.querySelector(".key")) node.textContent = "≥ 23 h 59 min";
+	}
+	return document.documentElement.scrollWidth;
+})()`
+
 // pictures keeps the page in the light, in the dark, and on a phone.
 func pictures(t *testing.T, url, name string, ready func(p *tab) bool) (p *tab) {
 	t.Helper()
@@ -206,7 +214,10 @@ func TestTheLongestAwaitedKeyComesFirst(t *testing.T) {
 		if got := p.texts("li.lock h3 .key"); strings.Join(got, " ") != strings.Join(names, " ") {
 			t.Errorf("in the order %q, want %q", got, names)
 		}
-		pictures(t, url, "nine", func(p *tab) bool { return p.text("#waiting") == "9" })
+		phone := pictures(t, url, "nine", func(p *tab) bool { return p.text("#waiting") == "9" })
+		if w := eval[int](phone, longest); w > 375 {
+			t.Errorf("with waits of hours the page is %d px wide on a phone", w)
+		}
 	})
 }
 
