@@ -255,14 +255,7 @@ func TestAnEndIsOnlyToldWhereItIsKnown(t *testing.T) {
 		r.looks(t, 1, locked("k", "row", 1, 0))
 		r.see(t.Context(), &inspect.Snapshot{Time: after(2), Locks: test.then, Gaps: test.gaps}, 0)
 		dbtest.OK(t, r.write())
-		m, err := At(path, after(2), time.Minute, "")
-		dbtest.OK(t, err)
-		if !slices.ContainsFunc(m.Around, func(e Event) bool { return e.String() == test.want }) {
-			t.Errorf("%s: it tells %v", test.name, m.Around)
-		}
-		if got := was(t, path, 2, "k"); strings.Contains(got, "p1") {
-			t.Errorf("%s: then %s", test.name, got)
-		}
+		wantTold(t, test.name, path, 2, test.want, "p1")
 	}
 }
 
@@ -293,13 +286,19 @@ func TestWhoMayAskAgainIsNotSaidToHaveEnded(t *testing.T) {
 			r.see(t.Context(), &inspect.Snapshot{Time: after(2 + float64(seconds)), Locks: []inspect.Lock{test.then}, Gaps: test.gaps}, 0)
 		}
 		dbtest.OK(t, r.write())
-		m, err := At(path, after(3), time.Minute, "")
-		dbtest.OK(t, err)
-		if !slices.ContainsFunc(m.Around, func(e Event) bool { return e.String() == test.want }) {
-			t.Errorf("%s: it tells %v", test.name, m.Around)
-		}
-		if got := was(t, path, 3, "k"); strings.Contains(got, "p2 waits") {
-			t.Errorf("%s: then %s", test.name, got)
-		}
+		wantTold(t, test.name, path, 3, test.want, "p2 waits")
+	}
+}
+
+// wantTold checks that the record tells the event want around that time, and of key k nothing with over in it at that time.
+func wantTold(t *testing.T, name, path string, seconds float64, want, over string) {
+	t.Helper()
+	m, err := At(path, after(seconds), time.Minute, "")
+	dbtest.OK(t, err)
+	if !slices.ContainsFunc(m.Around, func(e Event) bool { return e.String() == want }) {
+		t.Errorf("%s: it tells %v", name, m.Around)
+	}
+	if got := was(t, path, seconds, "k"); strings.Contains(got, over) {
+		t.Errorf("%s: then %s", name, got)
 	}
 }

@@ -247,10 +247,10 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 		}
 	}
 	first.TakeOver = func(c *pool.Conn) { o.link = c }
-	if st := o.with; st != nil && len(p.requests) == 1 && len(o.grants) == 0 && joins(st, p.l.Info()) {
+	if st := o.with; st != nil && p.l.Far() && len(p.requests) == 1 && len(o.grants) == 0 && joins(st, p.l.Info()) {
 		switch {
 		case st.Query && !st.Last:
-			first.Ahead = p.l.Far() && !k.Bounded()
+			first.Ahead = !k.Bounded()
 			first.Behind = query(st)
 		case !st.Query && st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared:
 			first.Behind = o.alone(st)

@@ -104,6 +104,11 @@ func (lp *lastPacket) send(ctx context.Context, do func(context.Context) error) 
 	}
 }
 
+// refused reports whether the server has refused the statement that it has not answered, or nothing was sent.
+func (lp *lastPacket) refused() bool {
+	return server.Number(lp.err) != 0 || errors.Is(lp.err, driver.ErrBadConn) || errors.Is(lp.err, driver.ErrSkip)
+}
+
 // outcome is what has come of the write: an error with which nothing is committed, or its result, and what has come of the
 // COMMIT. handoff locks the key for the next caller behind that; nil is nobody.
 func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (driver.Result, *lastWrite, error) {
@@ -115,7 +120,7 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 	case server.Uncounted(lp.err):
 		return nil, nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
 			"so the transaction is rolled back: %w", lp.err))
-	case server.Number(lp.err) != 0, errors.Is(lp.err, driver.ErrBadConn), errors.Is(lp.err, driver.ErrSkip):
+	case lp.refused():
 		return nil, nil, lp.err
 	default:
 		return counted{unknown: lp.err}, &lastWrite{err: lp.err}, nil
@@ -161,11 +166,10 @@ func (o *opener) alone(st *statement.Statement) *rowlock.Behind {
 			}, lp.text(), st.Args, server.Rows, "COMMIT")
 			return err
 		})
-		unsent := errors.Is(lp.err, driver.ErrBadConn) || errors.Is(lp.err, driver.ErrSkip)
-		switch refused := !locked && (unsent || server.Number(lp.err) != 0); { // else the write may have run
-		case refused && lp.stopped:
+		switch unlocked := !locked && lp.refused(); { // else the write may have run
+		case unlocked && lp.stopped:
 			return context.Cause(ctx)
-		case refused:
+		case unlocked:
 			return lp.err
 		}
 		st.Sent = new(statement.Answer)
