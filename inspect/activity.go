@@ -43,7 +43,7 @@ func (a *Activity) String() string {
 	}
 	text := "idle for " + rounded(a.For)
 	switch {
-	case a.Least && a.For == 0:
+	case a.Least && a.For < time.Millisecond:
 		text = "idle"
 	case a.Least:
 		text += " at least"
@@ -91,6 +91,8 @@ const calm = time.Second
 
 func rounded(d time.Duration) string {
 	switch {
+	case d < time.Millisecond:
+		return "less than 1ms"
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:

@@ -59,7 +59,7 @@ type actor struct {
 // actor before is not the same on both handles.
 type left struct {
 	id    bool // an INSERT has made one
-	rows  bool // the last statement was a SELECT of a table
+	rows  bool // the last statement was a SELECT of a table, and has not failed: then FOUND_ROWS() is still that of a statement before
 	table bool // it had one: others need not take the warnings away of those before
 	any   bool
 }
@@ -71,7 +71,12 @@ func (l *left) note(text string, err error) {
 		return
 	}
 	selects := strings.HasPrefix(text, "SELECT") && strings.Contains(text, "FROM")
-	*l = left{l.id || err == nil && strings.HasPrefix(text, "INSERT INTO $T (v)"), selects, selects || !strings.HasPrefix(text, "CALL") && strings.Contains(text, "$T"), true}
+	*l = left{
+		id:    l.id || err == nil && strings.HasPrefix(text, "INSERT INTO $T (v)"),
+		rows:  selects && err == nil,
+		table: selects || !strings.HasPrefix(text, "CALL") && strings.Contains(text, "$T"),
+		any:   true,
+	}
 }
 
 const (
