@@ -47,7 +47,7 @@ func (a *attempt) handoff() *Handoff {
 
 // takesHandoff reports whether the lock that a wants can be handed over to it.
 func (a *attempt) takesHandoff() bool {
-	return a.r.TakeOver != nil && a.opts == (driver.TxOptions{}) && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
+	return a.r.Sessions != nil && a.opts == (driver.TxOptions{}) && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
 		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
 }
 
@@ -59,7 +59,7 @@ func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error
 		a.handoff().Give(from.broken)
 		return nil, context.Cause(ctx)
 	}
-	a.r.TakeOver(from.c)
+	a.r.Sessions.TookOver(from.c)
 	return from.c.Begun(ctx), nil
 }
 

@@ -47,7 +47,7 @@ func TestHandoffToOneThatGoes(t *testing.T) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Begun, error) {
 			return p.Begin(ctx, driver.TxOptions{}, rowlock.Request{
-				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Conn: p.conns.Acquire, TakeOver: tookOver,
+				Keys: []rowlock.Key{{Name: "k"}}, Wait: time.Minute, Sessions: &sessions{get: p.conns.Acquire, tookOver: tookOver},
 			})
 		}
 		for _, behind := range []bool{true, false} {

@@ -20,7 +20,7 @@ import (
 func (p *process) beginOn(c *pool.Conn, key rowlock.Key) (*rowlock.Begun, error) {
 	p.T.Helper()
 	grant, err := p.Begin(dbtest.Limited(p.T), driver.TxOptions{}, rowlock.Request{
-		Keys: []rowlock.Key{key}, Conn: func(context.Context) (*pool.Conn, error) { return c, nil }, Waiting: free,
+		Keys: []rowlock.Key{key}, Sessions: &sessions{get: func(context.Context) (*pool.Conn, error) { return c, nil }}, Waiting: free,
 	})
 	if err == nil && p.free(key.Name) {
 		p.T.Errorf("%q is not locked", key.Name)

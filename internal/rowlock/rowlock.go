@@ -209,22 +209,25 @@ type Request struct {
 	Label string        // the name of the keys in errors; "" stands for the names of their rows
 	Wait  time.Duration // 0 fails at once if another caller holds a key
 	Since time.Time     // when the caller began to wait, if it has called before; zero is now
-	// Conn returns the session. It is called once the caller is in front of the queue.
-	// The caller has the session's turn, and no transaction is open on it.
-	Conn func(context.Context) (*pool.Conn, error)
-	// Block is called before the caller waits, with the connection that Conn returned, or
-	// TakeOver got. It returns the one to go on with: the same, or another. No transaction is
-	// open. With nil the caller goes on with what it has.
-	Block func(context.Context) (*pool.Conn, error)
-	// TakeOver is called in place of Conn with the session of the holder before, if that hands
-	// it over. With nil nobody does.
-	TakeOver func(*pool.Conn)
+	// Sessions is where Begin has its session from; Join has it already.
+	Sessions Sessions
 	Behind   *Behind // may go out with the lock; nil for none
 	// Ahead is for a caller that waits in the server already while another one of its process has the key.
 	Ahead   bool
 	Waiting strategy.Waiting
-	// Short says which bound keeps Conn from returning a connection now. With nil none does.
-	Short func() error
+}
+
+// Sessions is where a caller has the session from on which it locks. No transaction is open on a session that it
+// returns, and the caller has its turn.
+type Sessions interface {
+	// Get returns one. It is called once the caller is in front of the queue.
+	Get(context.Context) (*pool.Conn, error)
+	// BeforeWait is called before the caller waits in the server, and returns the session to wait on: the same, or another.
+	BeforeWait(context.Context) (*pool.Conn, error)
+	// TookOver is called in place of Get, with the session that the holder before has handed over.
+	TookOver(*pool.Conn)
+	// Short says which bound keeps Get from returning a session now; nil where none does.
+	Short() error
 }
 
 // Behind is a statement of the caller's that may stand behind the lock statement in one text.
@@ -306,8 +309,11 @@ type attempt struct {
 
 func (l *Locker) attempt(r Request) *attempt {
 	a := &attempt{
-		Attempt: strategy.Attempt{Key: r.Label, Wait: r.Wait, Waiting: r.Waiting, Short: r.Short, Start: time.Now(), Since: r.Since},
+		Attempt: strategy.Attempt{Key: r.Label, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
 		Locker:  l, r: r, keys: r.Keys,
+	}
+	if r.Sessions != nil {
+		a.Short = r.Sessions.Short
 	}
 	for _, key := range r.Keys {
 		a.names = append(a.names, key.Name)
@@ -403,7 +409,7 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 		return a.takeOver(ctx, from)
 	}
 	asked := time.Now()
-	if a.c, err = a.r.Conn(ctx); err != nil {
+	if a.c, err = a.r.Sessions.Get(ctx); err != nil {
 		return nil, err
 	}
 	a.Ticket.Asks()
@@ -413,7 +419,7 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	if len(a.r.Slots) > 0 {
 		return a.beginSlot(ctx)
 	}
-	a.Once = true // not before: Conn has a wait of its own
+	a.Once = true // not before: Get has a wait of its own
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.

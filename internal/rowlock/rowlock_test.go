@@ -43,6 +43,21 @@ func (p *process) beginWaiting(ctx context.Context, wait time.Duration, waiting 
 	return c, grant.Txn, grant.Ticket, nil
 }
 
+// sessions gives a caller one session after the other, on which it may wait, too.
+type sessions struct {
+	get      func(context.Context) (*pool.Conn, error)
+	tookOver func(*pool.Conn)
+	c        *pool.Conn // the last one
+}
+
+func (s *sessions) Get(ctx context.Context) (c *pool.Conn, err error) {
+	s.c, err = s.get(ctx)
+	return s.c, err
+}
+func (s *sessions) BeforeWait(context.Context) (*pool.Conn, error) { return s.c, nil }
+func (s *sessions) TookOver(c *pool.Conn)                          { s.tookOver(c) }
+func (s *sessions) Short() error                                   { return nil }
+
 // exclusive are keys that are not shared.
 func exclusive(names ...string) (keys []rowlock.Key) {
 	for _, name := range names {
@@ -58,16 +73,15 @@ func (p *process) request(ctx context.Context, r rowlock.Request) (*pool.Conn, *
 	return p.requestAs(ctx, driver.TxOptions{}, r)
 }
 
-func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowlock.Request) (c *pool.Conn, _ *rowlock.Begun, _ error) {
-	r.Conn = func(ctx context.Context) (_ *pool.Conn, err error) {
-		c, err = p.conns.Acquire(ctx)
-		return c, err
-	}
+func (p *process) requestAs(ctx context.Context, opts driver.TxOptions, r rowlock.Request) (*pool.Conn, *rowlock.Begun, error) {
+	from := &sessions{get: p.conns.Acquire}
+	r.Sessions = from
 	if r.Waiting == nil {
 		r.Waiting = free
 	}
 	for tries := 1; ; tries++ {
 		grant, err := p.Begin(ctx, opts, r)
+		c := from.c
 		if err != nil && c != nil {
 			if c.Clean() { // else it was cut off in the middle of a statement
 				p.wantNoTransaction(c.Conn)
@@ -670,7 +684,7 @@ func TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls(t *testing.T) 
 		}
 		for _, opts := range []driver.TxOptions{{}, {Isolation: driver.IsolationLevel(sql.LevelReadCommitted)}} {
 			for range many {
-				c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k"), TakeOver: func(*pool.Conn) {}})
+				c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k")})
 				dbtest.OK(t, err)
 				if grant.Handoff != nil {
 					t.Error("it would be handed over")

@@ -14,14 +14,14 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// mayBlock gets the caller a connection on which it may wait. Until then its request could
-// not block, so any connection would do.
+// mayBlock gets the caller of Begin a session on which it may wait. Until then its request could
+// not block, so any session would do.
 func (a *attempt) mayBlock(ctx context.Context) (err error) {
-	if a.r.Block == nil {
+	if a.r.Sessions == nil {
 		return nil
 	}
 	asked := time.Now()
-	a.c, err = a.r.Block(ctx)
+	a.c, err = a.r.Sessions.BeforeWait(ctx)
 	a.Wait += time.Since(asked) // that was a wait for a connection, not for the lock
 	return err
 }

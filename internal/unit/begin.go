@@ -97,6 +97,32 @@ func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err er
 	return o.link, err
 }
 
+// Get takes a session.
+func (o *opener) Get(ctx context.Context) (*pool.Conn, error) { return o.connect(ctx, false) }
+
+// BeforeWait takes another session where this one must not be kept while its caller waits.
+func (o *opener) BeforeWait(ctx context.Context) (*pool.Conn, error) {
+	switch {
+	case !o.handle.Bounded() || o.holds(o.p.h):
+		return o.link, nil
+	case o.link != nil && o.link.Block(): // it is nil where an earlier one was given back, and none came in its place
+		return o.link, nil
+	}
+	o.giveBack()
+	return o.connect(ctx, true)
+}
+
+// TookOver takes the session that the holder before has handed over.
+func (o *opener) TookOver(c *pool.Conn) { o.link = c }
+
+// Short says why there is no session now; nil where there may be one, and in a transaction of database/sql without maxConns.
+func (o *opener) Short() error {
+	if o.end == nil && !o.handle.Bounded() {
+		return nil
+	}
+	return o.p.l.Short()
+}
+
 // giveBack gives the session back, if there is one.
 func (o *opener) giveBack() {
 	if o.link != nil {
@@ -119,12 +145,10 @@ func (o *opener) lender() *strategy.Lender {
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if o.end != nil || o.handle.Bounded() {
-				if err := o.p.l.Short(); err != nil { // who may have the lock soon does not wait for a session
-					return nil, err
-				}
+			if err := o.Short(); err != nil { // who may have the lock soon does not wait for a session
+				return nil, err
 			}
-			return o.connect(ctx, false)
+			return o.Get(ctx)
 		},
 		Put: o.giveBack,
 	}
@@ -197,7 +221,7 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 		return o.lockFirst(own)
 	}
 	if !lent {
-		if _, err = o.connect(own, false); err != nil {
+		if _, err = o.Get(own); err != nil {
 			return nil, o.setup(err)
 		}
 	}
@@ -233,20 +257,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
 		k.AwaitEnding(ctx, first.resources)
 	}
-	first.Conn = func(ctx context.Context) (*pool.Conn, error) { return o.connect(ctx, false) }
-	if o.end != nil || k.Bounded() {
-		first.Short = p.l.Short
-	}
-	if k.Bounded() && !o.holds(p.h) {
-		first.Block = func(ctx context.Context) (*pool.Conn, error) {
-			if o.link != nil && o.link.Block() { // it is nil where an earlier one was given back, and none came in its place
-				return o.link, nil
-			}
-			o.giveBack()
-			return o.connect(ctx, true)
-		}
-	}
-	first.TakeOver = func(c *pool.Conn) { o.link = c }
+	first.Sessions = o
 	if st := o.with; st != nil && p.l.Far() && len(p.requests) == 1 && len(o.grants) == 0 && joins(st, p.l.Info()) {
 		switch {
 		case st.Query && !st.Last:
