@@ -328,18 +328,14 @@ func TestAJoinedWriteStoppedAnywhere(t *testing.T) {
 
 // stopJoin stops a sale in front of the statement places[at].
 func stopJoin(t *testing.T, s *stock.Shop, join string, places []string, at int, how string, sell sale) {
-	const (
-		waits = "SELECT SLEEP(60) /* here */ FROM (SELECT 1 UNION SELECT 2) t" // killed, it fails
-		here  = " FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND INFO LIKE '%/* here */%' AND DB = ? AND ID <> CONNECTION_ID()"
-	)
 	commit := len(places) - 2
 	name, tap, cfg := join+": "+how+" in front of "+places[at], new(dbtest.Tap), s.Config()
 	tap.On(cfg)
 	d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
 		texts := strings.SplitN(packet, "; ", len(places))
-		texts = append(texts[:at:at], append([]string{waits}, texts[at:]...)...)
+		texts = append(texts[:at:at], append([]string{dbtest.Waits}, texts[at:]...)...)
 		if at < commit { // the rows of the statement that waits are not to be taken for those of another
-			texts[at] = "SET @waited = (" + waits + ")"
+			texts[at] = "SET @waited = (" + dbtest.Waits + ")"
 		}
 		return strings.Join(texts, "; ")
 	}}}
@@ -348,24 +344,10 @@ func stopJoin(t *testing.T, s *stock.Shop, join string, places []string, at int,
 	}}))
 	dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
 	dbtest.OK(t, sell(dbtest.Limited(t), db))
-	stopped := dbtest.Go(func() error {
-		var id int
-		dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
-		if how == "cut" {
-			tap.Break()
-			return nil
-		}
-		for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil {
-			if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
-				return err
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		return nil
-	})
+	done := dbtest.StopWaiting(t, s.Plain, s.Name, how, tap.Break)
 	d.armed.Store(true)
 	err := sell(dbtest.Limited(t), db)
-	dbtest.OK(t, <-stopped)
+	done()
 	sold := 9 - s.Stock(1)
 	switch {
 	case sold == 1 && at <= commit, sold == 0 && at > commit:

@@ -381,10 +381,6 @@ func TestADisturbedHandoffTellsWhatBecameOfTheCommit(t *testing.T) {
 // Either all before the COMMIT is committed or nothing; who is told that it came through, or did not, is told the
 // truth, and else that nobody knows; and the next caller gets the key.
 func TestAPacketStoppedAnywhere(t *testing.T) {
-	const (
-		waits = "SELECT SLEEP(60) /* here */ FROM (SELECT 1 UNION SELECT 2) t" // killed, it fails
-		here  = " FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND INFO LIKE '%/* here */%' AND DB = ? AND ID <> CONNECTION_ID()"
-	)
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for at, where := range []string{"before COMMIT", "before SELECT 1", "before the lock", "after the lock"} {
 			for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
@@ -392,26 +388,12 @@ func TestAPacketStoppedAnywhere(t *testing.T) {
 				tap.On(cfg)
 				d := &disturbing{with: dbtest.Disturbed{Text: func(packet string) string {
 					texts := strings.SplitN(packet, "; ", 3)
-					return strings.Join(slices.Insert(texts, at, waits), "; ")
+					return strings.Join(slices.Insert(texts, at, dbtest.Waits), "; ")
 				}}}
 				db := d.handle(s, cfg, mysqllock.Config{})
-				stopped := dbtest.Go(func() error {
-					var id int
-					dbtest.Soon(t, name+": it is there", func() bool { return s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil })
-					if how == "cut" {
-						tap.Break()
-						return nil
-					}
-					for s.Plain.QueryRow("SELECT ID"+here, s.Name).Scan(&id) == nil { // MariaDB can sleep on
-						if _, err := s.Plain.Exec(fmt.Sprintf("%s %d", how, id)); err != nil {
-							return err
-						}
-						time.Sleep(100 * time.Millisecond)
-					}
-					return nil
-				})
+				done := dbtest.StopWaiting(t, s.Plain, s.Name, how, tap.Break)
 				saw, err := d.release(t, s, db, name)
-				dbtest.OK(t, <-stopped)
+				done()
 				number := (*mysql.MySQLError)(nil)
 				known := errors.As(err, &number) && number.Number == 1317
 				switch {
