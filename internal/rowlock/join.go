@@ -22,7 +22,9 @@ func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Lock
 	defer a.Finish()
 	a.c, a.late = c, true
 	if alive, err = a.join(ctx); err != nil {
-		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) // its other locks must become free
+		// After a deadlock the transaction's other locks must become free. A wait that could not be stopped in time has
+		// closed the connection.
+		alive = alive && !errors.Is(err, lockerr.ErrDeadlock) && c.Valid()
 		if !alive && (server.Gone(err, nil) || l.cfg.Info.EndsTransaction(err) && !server.Deadlock(err) && !server.Locked(err)) {
 			err = lockerr.With(lockerr.ErrLost, err)
 		}

@@ -564,6 +564,42 @@ func TestSlotsThatACleanUpHasRemovedAreMadeAgain(t *testing.T) {
 	})
 }
 
+// TestAJoinWhoseWaitCannotBeStoppedEndsItsTransaction: where a KILL does not find the wait in time, the connection is closed, and the caller is
+// not told that its transaction goes on.
+func TestAJoinWhoseWaitCannotBeStoppedEndsItsTransaction(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		p := s.process(func(c *strategy.Config) {
+			c.Control = pool.New(pool.Config{
+				Connect: func(ctx context.Context) (driver.Conn, error) {
+					conn, err := s.Connector().Connect(ctx)
+					return &dbtest.Disturbed{
+						Conn: conn, At: func(text string) bool { return strings.Contains(text, "INFO LIKE") }, Text: func(string) string { return "DO 0" },
+					}, err
+				},
+				Setup: "SET SESSION autocommit = 1", Max: 4, Idle: time.Minute,
+			})
+			s.T.Cleanup(c.Control.Close)
+		})
+		other, rows := s.process(nil), slots(1)
+		release := []func(){other.hold(rowlock.Request{Keys: exclusive("k")}), other.hold(rowlock.Request{Slots: rows})}
+		for _, r := range []rowlock.Request{{Keys: exclusive("k")}, {Slots: rows}} {
+			r.Wait, r.Waiting = 200*time.Millisecond, free
+			c, grant := p.granted(rowlock.Request{Keys: exclusive("mine"), Wait: time.Minute})
+			_, alive, err := p.Join(dbtest.Limited(t), c, r)
+			valid := c.Valid()
+			grant.Ticket.Leave()
+			c.Destroy()
+			ended := len(r.Slots) > 0 && valid // the server's own limit may have ended a wait for a slot
+			if alive != ended || valid != ended || !errors.Is(err, lockerr.ErrTimeout) {
+				t.Errorf("keys %v, slots %v: alive %v, valid %v, %v", r.Keys, r.Slots, alive, valid, err)
+			}
+		}
+		for _, release := range release {
+			release()
+		}
+	})
+}
+
 func TestAJoinLocksOneFreeSlotOrNone(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
