@@ -163,22 +163,6 @@ type Config struct {
 	Base func(driver.Connector) (driver.Connector, error)
 }
 
-// bases wraps connectors with Base.
-func (c Config) bases(connectors ...*driver.Connector) (err error) {
-	if c.Base == nil {
-		return nil
-	}
-	for _, k := range connectors {
-		if *k, err = c.Base(*k); err != nil {
-			return fmt.Errorf("mysqllock: Config.Base: %w", err)
-		}
-		if *k == nil {
-			return errors.New("mysqllock: Config.Base has returned no connector")
-		}
-	}
-	return nil
-}
-
 // settings checks and completes the Config.
 func (c Config) settings() (handle.Settings, error) {
 	var s handle.Settings

@@ -2,15 +2,10 @@ package mysqllock
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"io"
-	"net"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,10 +13,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
-	"github.com/mysqllock/mysqllock/internal/socket"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/internal/unit"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 func init() { sql.Register("mysqllock", &Driver{}) }
@@ -59,81 +52,16 @@ func NewConnector(cfg *mysql.Config, c Config) (driver.Connector, error) {
 		return nil, err
 	}
 	cfg = cfg.Clone()
-	if !strings.Contains(cfg.ConnectionAttributes, ownerAttribute+":") {
-		describe(cfg, ownerAttribute, s.Owner)
-	}
+	describe(cfg, s)
 	if s.MaxConns > 0 {
-		describe(cfg, budgetAttribute, fmt.Sprintf("%d of %s", s.MaxConns, rand.Text()[:8]))
 		seeSockets(cfg)
 	}
-	base, err := mysql.NewConnector(cfg)
+	connectors, err := connectorsOf(cfg, c, s.TTL)
 	if err != nil {
 		return nil, err
 	}
-	how := handle.Connectors{
-		Base: base, Several: true, Splits: !cfg.MultiStatements,
-		ReadTimeout: cfg.ReadTimeout, LockReadTimeout: min(s.TTL-s.TTL/10, 5*time.Second),
-	}
-	if cfg.ReadTimeout > 0 {
-		how.LockReadTimeout = min(how.LockReadTimeout, cfg.ReadTimeout)
-	}
-	cfg.MultiStatements = true
-	if how.Session, err = mysql.NewConnector(cfg); err != nil {
-		return nil, err
-	}
-	cfg.MultiStatements = false // beside leases nothing else of the driver's own needs it
-	// Contexts limit what runs on connections of the driver's own, where waiting is no
-	// failure. Those for leases and advisory locks have a limit beside that, which costs less.
-	cfg.ReadTimeout = 0
-	if how.Own, err = mysql.NewConnector(cfg); err != nil {
-		return nil, err
-	}
-	cfg.ReadTimeout = how.LockReadTimeout
-	if how.Lock, err = mysql.NewConnector(cfg); err != nil {
-		return nil, err
-	}
-	how.LeaseReadTimeout = 10 * time.Second
-	cfg.ReadTimeout = how.LeaseReadTimeout
-	if how.Lease, err = mysql.NewConnector(cfg); err != nil {
-		return nil, err
-	}
-	cfg.MultiStatements = true
-	if how.Leases, err = mysql.NewConnector(cfg); err != nil {
-		return nil, err
-	}
-	if err := c.bases(&how.Base, &how.Session, &how.Own, &how.Lock, &how.Lease, &how.Leases); err != nil {
-		return nil, err
-	}
-	return newConnector(how, s, how.Base, how.Session, how.Own, how.Lock, how.Lease, how.Leases), nil
+	return newConnector(connectors, s, false), nil
 }
-
-// seeSockets lets the budget of connections see when one has ended, unless they go over a
-// network that the application has registered: then they have ended when they are closed.
-func seeSockets(cfg *mysql.Config) {
-	switch {
-	case cfg.DialFunc != nil:
-		cfg.DialFunc = socket.Dial(cfg.DialFunc)
-	case slices.Contains([]string{"tcp", "tcp4", "tcp6", "unix"}, cfg.Net):
-		cfg.DialFunc = socket.Dial(new(net.Dialer).DialContext)
-	}
-}
-
-// describe adds a connection attribute.
-func describe(cfg *mysql.Config, name, value string) {
-	if cfg.ConnectionAttributes != "" {
-		cfg.ConnectionAttributes += ","
-	}
-	cfg.ConnectionAttributes += name + ":" + strings.ReplaceAll(value, ",", ";")
-}
-
-// ownerAttribute is the connection attribute by which a server that shows
-// attributes (MySQL, in performance_schema.session_connect_attrs) names a
-// holder to those who wait for it.
-const ownerAttribute = "mysqllock_owner"
-
-// budgetAttribute is the connection attribute by which `mysqllock doctor` adds up what all
-// handles may open: maxConns, and a name that all connections of the handle share.
-const budgetAttribute = "mysqllock_budget"
 
 // Wrap returns a connector for one handle, by [sql.OpenDB], over any connector that speaks
 // MySQL, with TLS or IAM sign-in, or traced. Sessions are connections
@@ -147,20 +75,24 @@ func Wrap(base driver.Connector, c Config) (driver.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.bases(&base); err != nil {
+	if base, err = c.wrapBase(base); err != nil {
 		return nil, err
 	}
-	return newConnector(handle.Connectors{Base: base, Session: base, Own: base, Lock: base, Lease: base, Leases: base}, s, base), nil
+	var connectors handle.Connectors
+	for _, of := range connectors.All() {
+		of.Connector = base
+	}
+	return newConnector(connectors, s, true), nil
 }
 
 // connector is the connector of one database handle at a time.
 type connector struct {
-	how      handle.Connectors
-	settings handle.Settings
-	all      []driver.Connector // each that is to be closed, once
+	connectors handle.Connectors // of the base driver
+	wraps      bool              // they are one and the same, that which Wrap was given
+	settings   handle.Settings
 
-	last   atomic.Pointer[handle.Handle]
-	making sync.Mutex // held while another one is made
+	last   atomic.Pointer[handle.Handle] // closed, if its sql.DB is
+	making sync.Mutex                    // held while another one is made
 }
 
 var (
@@ -168,23 +100,23 @@ var (
 	_ io.Closer        = (*connector)(nil)
 )
 
-func newConnector(how handle.Connectors, s handle.Settings, all ...driver.Connector) *connector {
-	c := &connector{how: how, settings: s, all: all}
-	c.last.Store(handle.New(how, s))
+func newConnector(connectors handle.Connectors, s handle.Settings, wraps bool) *connector {
+	c := &connector{connectors: connectors, wraps: wraps, settings: s}
+	c.last.Store(handle.New(connectors, s))
 	return c
 }
 
-// open returns the handle that is not closed, and makes one if the last one is: its sql.DB was
+// handle returns a handle that is not closed. It makes one if the last one is closed: its sql.DB was
 // closed, and another one uses the connector.
-func (c *connector) open() *handle.Handle {
+func (c *connector) handle() *handle.Handle {
 	c.making.Lock()
 	defer c.making.Unlock()
-	h := c.last.Load()
-	if h.Closed() {
-		h = handle.New(c.how, c.settings)
-		c.last.Store(h)
+	k := c.last.Load()
+	if k.Closed() {
+		k = handle.New(c.connectors, c.settings)
+		c.last.Store(k)
 	}
-	return h
+	return k
 }
 
 // Connect opens one of database/sql's connections.
@@ -198,27 +130,27 @@ func (c *connector) connect(ctx context.Context, wrapper string, closed func()) 
 	if err := ctx.Err(); err != nil { // as that of a sql.DB which is being closed
 		return nil, err
 	}
-	start, h := time.Now(), c.open()
+	start, k := time.Now(), c.handle()
 	defer func() {
 		if err != nil {
-			err = unit.Unconnected(ctx, h, start, err)
+			err = unit.Unconnected(ctx, k, start, err)
 		}
 	}()
 	made := &conn{connector: c, direct: wrapper == "" && closed == nil, closed: closed}
-	above := h.Wrapper(wrapper)
-	if h.Bounded() {
-		made.of = unit.NewLight(h, above)
+	above := k.Wrapper(wrapper)
+	if k.Bounded() {
+		made.of = unit.NewLight(k, above)
 		sample, err := made.of.Sample(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return made.shaped(sample), nil
 	}
-	base, err := c.how.Base.Connect(ctx)
+	base, err := c.connectors.App.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	made.of = unit.NewConn(h, base, above)
+	made.of = unit.NewConn(k, base, above)
 	return made.shaped(base), nil
 }
 
@@ -234,8 +166,12 @@ func (c *connector) RenewNow() { c.last.Load().RenewNow() }
 func (c *connector) Close() error {
 	c.last.Load().Close()
 	var errs []error
-	for _, base := range c.all {
-		if closer, ok := base.(io.Closer); ok {
+	all := c.connectors.All()
+	if c.wraps {
+		all = all[:1]
+	}
+	for _, of := range all {
+		if closer, ok := of.Connector.(io.Closer); ok {
 			errs = append(errs, closer.Close())
 		}
 	}
@@ -243,35 +179,4 @@ func (c *connector) Close() error {
 		return errs[0]
 	}
 	return errors.Join(errs...)
-}
-
-// PoolStats counts the connections that a handle has, by what they are for, and who
-// waits. Without Config.MaxConns the connections for statements of the application are
-// those that sql.DB.Stats counts. With it sql.DB.Stats counts callers, not connections.
-type PoolStats struct {
-	pool.Stats     // the connections of sessions
-	Waiters    int // callers of this process that wait now, for a lock or for a connection to take it on
-
-	// OldestWait is how long the one of them that came first has waited; 0 if nobody waits. OldestHold
-	// is how long the lock that this handle has held for the longest is held; 0 for none. Who stands by
-	// for a leadership (package leader), or has one, is left out.
-	OldestWait time.Duration
-	OldestHold time.Duration
-
-	MaxConns int        // Config.MaxConns: the most connections for everything; 0 is no limit
-	Reserved int        // of MaxConns, those that are in use by nobody and kept for the driver's own statements
-	App      pool.Stats // with MaxConns: the connections for statements of the application, and who waits for one
-	Leases   pool.Stats // connections for leases
-	Advisory pool.Stats // connections for advisory locks
-	Control  pool.Stats // connections for making rows and killing waiters
-}
-
-// Stats returns the counts of db. It fails if db was not opened with this driver. See [Do]
-// for wrappers of drivers.
-func Stats(db *sql.DB) (PoolStats, error) {
-	h, err := handleOf(context.Background(), db)
-	if err != nil {
-		return PoolStats{}, err
-	}
-	return PoolStats(h.Stats()), nil
 }

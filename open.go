@@ -16,70 +16,71 @@ func (d *Driver) Open(dsn string) (driver.Conn, error) {
 	return opened.connect(d, dsn, statement.Caller())
 }
 
-// opened has the connectors of connections that are opened one by one, by a driver
-// around this one which knows no more than Open. Those of one DSN have a connector in
-// common, so that they know of each other's locks. Nobody says when the handle is
+// opened has the connectors of connections that Driver.Open has opened. Those of one DSN have a
+// connector in common, so that they know of each other's locks. Nobody says when the handle is
 // closed: the connector is, a while after the last of them.
-var opened = opens{by: make(map[string]*open)}
+var opened = dsnConnectors{of: make(map[string]*dsnConnector)}
 
-type opens struct {
+type dsnConnectors struct {
 	mu sync.Mutex
-	by map[string]*open // by DSN
+	of map[string]*dsnConnector // by DSN
 }
 
-type open struct {
-	connector *connector
-	conns     int // guarded by opens.mu
+type dsnConnector struct {
+	*connector
+	conns int // how many connections it has; guarded by dsnConnectors.mu
 }
 
 // linger is how long a connector stays without connections: database/sql may have no
 // idle one between two statements.
 const linger = time.Second
 
-func (o *opens) connect(d *Driver, dsn, wrapper string) (driver.Conn, error) {
-	o.mu.Lock()
-	of := o.by[dsn]
-	if of == nil {
-		k, err := d.OpenConnector(dsn)
+// connect opens a connection of the DSN's connector. wrapper is as for connector.connect.
+func (dc *dsnConnectors) connect(d *Driver, dsn, wrapper string) (driver.Conn, error) {
+	dc.mu.Lock()
+	c := dc.of[dsn]
+	if c == nil {
+		made, err := d.OpenConnector(dsn)
 		if err != nil {
-			o.mu.Unlock()
+			dc.mu.Unlock()
 			return nil, err
 		}
-		of = &open{connector: k.(*connector)}
-		o.by[dsn] = of
+		c = &dsnConnector{connector: made.(*connector)}
+		dc.of[dsn] = c
 	}
-	of.conns++
-	o.mu.Unlock()
-	left := sync.OnceFunc(func() { o.left(dsn, of) })
-	c, err := of.connector.connect(context.Background(), wrapper, left)
+	c.conns++
+	dc.mu.Unlock()
+	left := sync.OnceFunc(func() { dc.left(dsn, c) })
+	conn, err := c.connect(context.Background(), wrapper, left)
 	if err != nil {
 		left()
 		return nil, err
 	}
-	return c, nil
+	return conn, nil
 }
 
-func (o *opens) left(dsn string, of *open) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if of.conns--; of.conns == 0 {
-		time.AfterFunc(linger, func() { o.end(dsn, of) })
+// left notes that a connection of c is closed, or was not opened.
+func (dc *dsnConnectors) left(dsn string, c *dsnConnector) {
+	dc.mu.Lock()
+	defer dc.mu.Unlock()
+	if c.conns--; c.conns == 0 {
+		time.AfterFunc(linger, func() { dc.end(dsn, c) })
 	}
 }
 
 // end closes a connector that has no connections, once nothing is held on it.
-func (o *opens) end(dsn string, of *open) {
-	o.mu.Lock()
-	if of.conns > 0 || o.by[dsn] != of {
-		o.mu.Unlock()
+func (dc *dsnConnectors) end(dsn string, c *dsnConnector) {
+	dc.mu.Lock()
+	if c.conns > 0 || dc.of[dsn] != c {
+		dc.mu.Unlock()
 		return
 	}
-	if of.connector.last.Load().Holds() {
-		o.mu.Unlock()
-		time.AfterFunc(linger, func() { o.end(dsn, of) })
+	if c.last.Load().Holds() {
+		dc.mu.Unlock()
+		time.AfterFunc(linger, func() { dc.end(dsn, c) })
 		return
 	}
-	delete(o.by, dsn)
-	o.mu.Unlock()
-	_ = of.connector.Close()
+	delete(dc.of, dsn)
+	dc.mu.Unlock()
+	_ = c.Close()
 }

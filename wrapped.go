@@ -75,14 +75,14 @@ func handleOf(ctx context.Context, db *sql.DB) (*handle.Handle, error) {
 			return nil, err
 		}
 	}
-	h := c.last.Load()
-	if h.Closed() && db.PingContext(ctx) == nil { // it was closed with another sql.DB, and a connection opens it again
-		h = c.last.Load()
+	k := c.last.Load()
+	if k.Closed() && db.PingContext(ctx) == nil { // it was closed with another sql.DB, and a connection opens it again
+		k = c.last.Load()
 	}
-	if h.WatchesPool() {
-		h.SeePool(db.Stats())
+	if k.WatchesPool() {
+		k.SeePool(db.Stats())
 	}
-	return h, nil
+	return k, nil
 }
 
 // connectorBeneath returns the connector of a handle that was opened with another driver.

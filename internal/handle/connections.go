@@ -96,7 +96,7 @@ func (h *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (
 // connect opens a connection for a session, which will do for a sample: callers that have all
 // connections of the budget as their sessions may need one to go on.
 func (h *Handle) connect(ctx context.Context) (driver.Conn, error) {
-	conn, err := h.connectOr(ctx, h.open.Session, h.open.Base)
+	conn, err := h.connectOr(ctx, h.connectors.Session, h.connectors.App)
 	if err == nil {
 		h.sample.CompareAndSwap(nil, &conn)
 	}
@@ -107,7 +107,7 @@ func (h *Handle) connect(ctx context.Context) (driver.Conn, error) {
 // the server may refuse connections that could run several statements in a text.
 func (h *Handle) connectOr(ctx context.Context, several, single driver.Connector) (driver.Conn, error) {
 	conn, err := several.Connect(ctx)
-	if h.open.Splits && server.Unsupported(err) {
+	if h.connectors.splits() && server.Unsupported(err) {
 		return single.Connect(ctx)
 	}
 	return conn, err

@@ -54,26 +54,37 @@ type Settings struct {
 	Releasing func(context.Context, Event)
 }
 
-// Connectors open the connections of a handle.
+// Connectors open the connections of a handle, one connector for each purpose. mysqllock.NewConnector has made each for
+// its purpose; with mysqllock.Wrap each is that of the application, of which nothing is known.
 type Connectors struct {
-	Base    driver.Connector // for statements of the application
-	Session driver.Connector // for sessions
-	Own     driver.Connector // for control
-	Lock    driver.Connector // for advisory locks
-	Lease   driver.Connector // for leases
-	Leases  driver.Connector // for leases, too: those of Lease are for where Several is refused
-
-	Several bool // connections of Session and Leases ask the server to run a text of several statements
-	Splits  bool // those of Base do not, so a caller's text must stay one statement on them, too
-
-	ReadTimeout      time.Duration // how long an answer on connections of Base may take; 0 is no limit, or not known
-	LockReadTimeout  time.Duration // the same for Lock
-	LeaseReadTimeout time.Duration // the same for Lease
+	App         Connector // statements of the application
+	Session     Connector // sessions; App, where the server refuses those that run several statements
+	Control     Connector // the driver's own statements: making rows, asking who holds, KILL
+	Advisory    Connector // advisory locks
+	Lease       Connector // leases
+	LeaseSingly Connector // leases, where the server refuses those of Lease, since they run several statements
 }
+
+// Connector opens connections. What is said here of them is zero with mysqllock.Wrap.
+type Connector struct {
+	driver.Connector
+
+	Several     bool          // they run a text of several statements
+	ReadTimeout time.Duration // how long an answer may take; 0 is no limit
+}
+
+// All returns each of them.
+func (c *Connectors) All() []*Connector {
+	return []*Connector{&c.App, &c.Session, &c.Control, &c.Advisory, &c.Lease, &c.LeaseSingly}
+}
+
+// splits reports whether only the driver's own connections run several statements: there a text of the application must
+// stay one, as it is on App.
+func (c *Connectors) splits() bool { return c.Session.Several && !c.App.Several }
 
 // Handle is what one database handle has for its locks. It is safe for concurrent use.
 type Handle struct {
-	open            Connectors
+	connectors      Connectors
 	Settings        Settings
 	StarvationGuard starvationGuard // how many connections of database/sql there are, and how many wait
 
@@ -108,15 +119,15 @@ type Handle struct {
 }
 
 // New returns a handle that is to be closed. It connects to nothing.
-func New(open Connectors, s Settings) *Handle {
+func New(c Connectors, s Settings) *Handle {
 	ctx, stop := context.WithCancel(context.Background())
-	h := &Handle{open: open, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
+	h := &Handle{connectors: c, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
 	h.StarvationGuard.met = h.boundMet
 	if s.MaxConns > 0 {
 		h.sampling = make(chan struct{}, 1)
 		h.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
 		h.endKills = h.conns.KillClosed(h.killing())
-		h.apps = pool.New(pool.Config{Connect: open.Base.Connect, Max: s.MaxConns, Budget: h.conns, Bare: true})
+		h.apps = pool.New(pool.Config{Connect: c.App.Connect, Max: s.MaxConns, Budget: h.conns, Bare: true})
 	}
 	return h
 }
@@ -196,7 +207,7 @@ func (h *Handle) Manual() (manual, known bool) { return h.manual.Load(), h.locks
 
 // ByCalls reports whether transactions on sessions begin and end by calls of the base driver, where the application
 // has made its connector itself, and may be looking for them.
-func (h *Handle) ByCalls() bool { return !h.open.Several }
+func (h *Handle) ByCalls() bool { return !h.connectors.Session.Several }
 
 // Bounded reports whether the handle has a budget of connections (maxConns).
 func (h *Handle) Bounded() bool { return h.apps != nil }

@@ -120,7 +120,7 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	}
 	ctx, cancel := server.Within(ctx, 3*time.Second) // others wait for this
 	defer cancel()
-	conn, closed, err := h.fresh(ctx, h.open.Base)
+	conn, closed, err := h.fresh(ctx, h.connectors.App)
 	if err != nil {
 		return l, nil // what l is asked for will say why
 	}
@@ -221,7 +221,7 @@ func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	control.Max, control.Budget, control.Control = controlConns, h.conns, true
 	l.Control = pool.New(control)
 	var several func(context.Context, *pool.Conn) (bool, error)
-	if h.open.Several {
+	if h.connectors.Session.Several {
 		several = func(ctx context.Context, c *pool.Conn) (bool, error) {
 			return h.packets.takes(ctx, c, found.Load().Flavour)
 		}
@@ -229,21 +229,21 @@ func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	// wait_timeout is what frees the lock of a holder that vanished without
 	// closing its connection; autocommit=0 saves the round trip of BEGIN.
 	l.sessions = pool.New(pool.Config{
-		Connect: h.connect, Several: several, Splits: h.open.Splits, ByCalls: !h.open.Several, Check: h.found,
+		Connect: h.connect, Several: several, Splits: h.connectors.splits(), ByCalls: h.ByCalls(), Check: h.found,
 		SetupInstead: plain("autocommit = 0"), Max: sessions, Uses: "sessions", MaxFrom: "lockMaxConns", Idle: s.TTL / 2, Budget: h.conns,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 0, wait_timeout = %d", int(s.TTL/time.Second)) +
 			server.InSession(int(s.TTL/time.Second)),
 	})
 	l.leasing = pool.New(pool.Config{
 		Connect: func(ctx context.Context) (driver.Conn, error) {
-			return h.connectOr(ctx, h.open.Leases, h.open.Lease)
+			return h.connectOr(ctx, h.connectors.Lease, h.connectors.LeaseSingly)
 		},
 		Several: several, Check: h.leasable, SetupInstead: plain(lease.Plain),
 		Ask: func() string { return l.server.Load().LeaseLog() }, Max: others, Uses: "leases", MaxFrom: othersAre,
 		Idle: s.TTL / 2, Setup: lease.Setup(s.TTL), Budget: h.conns, Keeps: true,
 	})
 	l.advising = pool.New(pool.Config{
-		Connect: h.open.Lock.Connect, Check: h.found, Max: others, Uses: "advisory locks", MaxFrom: othersAre, Idle: s.TTL / 2,
+		Connect: h.connectors.Advisory.Connect, Check: h.found, Max: others, Uses: "advisory locks", MaxFrom: othersAre, Idle: s.TTL / 2,
 		Setup: advisory.Setup(s.TTL), Budget: h.conns, Keeps: true,
 	})
 }
@@ -259,7 +259,7 @@ func (l *Locks) keep(keeps bool) {
 func (h *Handle) control() pool.Config {
 	s := h.Settings
 	return pool.Config{
-		Connect: h.open.Own.Connect, Idle: s.TTL / 2,
+		Connect: h.connectors.Control.Connect, Idle: s.TTL / 2,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
 			server.OwnSettings, int(s.TTL/time.Second)),
 	}
@@ -367,7 +367,7 @@ func (h *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Co
 // notSplit fails where a MySQL Router sends reads to other servers than writes. It asks
 // on a connection that is not pinned.
 func (h *Handle) notSplit(ctx context.Context) error {
-	conn, closed, err := h.fresh(ctx, h.open.Own)
+	conn, closed, err := h.fresh(ctx, h.connectors.Control)
 	if err != nil {
 		return err
 	}
@@ -390,12 +390,12 @@ func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 	}
 	cfg.Rows, cfg.Queue = l.rows, l.queue
 	of := cfg
-	of.Conns, of.ReadTimeout = l.leasing, h.open.LeaseReadTimeout
+	of.Conns, of.ReadTimeout = l.leasing, h.connectors.Lease.ReadTimeout
 	l.leases = lease.New(of)
 	of = cfg
-	of.Conns, of.ReadTimeout, of.Queue = l.advising, h.open.LockReadTimeout, l.queues[hint.StrategyAdvisory]
+	of.Conns, of.ReadTimeout, of.Queue = l.advising, h.connectors.Advisory.ReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(of)
-	cfg.Await, cfg.ReadTimeout = l.leases.Await, h.open.ReadTimeout
+	cfg.Await, cfg.ReadTimeout = l.leases.Await, h.connectors.Session.ReadTimeout
 	l.Locker = rowlock.New(cfg)
 	l.kept = map[string]strategy.Strategy{
 		hint.StrategyLease: l.leases, hint.StrategyAdvisory: l.advisories.Strategy(), hint.StrategyOptimistic: optimistic.New(cfg),

@@ -36,7 +36,9 @@ func TestWhoRefusesTheFlagGetsSessionsWithout(t *testing.T) {
 		{mysql.ErrInvalidConn, false},
 	} {
 		base := &answers{conn: plain}
-		k := New(Connectors{Base: base, Session: &answers{err: test.err}, Several: true, Splits: true}, Settings{})
+		k := New(Connectors{
+			App: Connector{Connector: base}, Session: Connector{Connector: &answers{err: test.err}, Several: true},
+		}, Settings{})
 		conn, err := k.connect(t.Context())
 		if test.without {
 			dbtest.OK(t, err)
