@@ -9,11 +9,11 @@ import (
 )
 
 // conn is one connection as database/sql sees it: the interfaces of package driver,
-// around what package unit makes of each call.
+// around a unit.Conn.
 type conn struct {
-	of        *unit.Conn
+	inner     *unit.Conn // does the work
 	connector *connector
-	direct    bool   // DB.Driver leads to its connector, so that no probe comes
+	direct    bool   // no wrapper of drivers is above it, so that no probe comes: see wrapped.go
 	closed    func() // is told when it is closed; nil is nobody
 }
 
@@ -74,20 +74,20 @@ func (c *conn) shaped(base driver.Conn) driver.Conn {
 // Unwrap returns the base driver's connection. What runs on it directly is not
 // under a lock. With maxConns it is that of the sql.Conn, until that is closed; nil if no
 // connection could be had.
-func (c *conn) Unwrap() driver.Conn { return c.of.Base() }
+func (c *conn) Unwrap() driver.Conn { return c.inner.Base() }
 
 func (e execer) ExecContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Result, error) {
 	if !e.c.direct && e.c.probed(ctx) {
 		return driver.ResultNoRows, nil
 	}
-	return e.c.of.Exec(ctx, text, args)
+	return e.c.inner.Exec(ctx, text, args)
 }
 
 func (q queryer) QueryContext(ctx context.Context, text string, args []driver.NamedValue) (driver.Rows, error) {
 	if !q.c.direct && q.c.probed(ctx) {
 		return noRows{}, nil
 	}
-	return q.c.of.Query(ctx, text, args)
+	return q.c.inner.Query(ctx, text, args)
 }
 
 // Exec is for code that calls it through sql.Conn.Raw.
@@ -110,7 +110,7 @@ func (c *conn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, e
 	if !c.direct && c.probed(ctx) {
 		return noTx{}, nil
 	}
-	tx, err := c.of.Begin(ctx, opts)
+	tx, err := c.inner.Begin(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, er
 	if !c.direct && c.probed(ctx) {
 		return nil, errProbed
 	}
-	prepared, err := c.of.Prepare(ctx, text)
+	prepared, err := c.inner.Prepare(ctx, text)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (c *conn) PrepareContext(ctx context.Context, text string) (driver.Stmt, er
 
 // CheckNamedValue converts arguments the way the base driver does.
 func (c *conn) CheckNamedValue(v *driver.NamedValue) error {
-	base, err := c.of.Sample(context.Background())
+	base, err := c.inner.Sample(context.Background())
 	if err != nil {
 		return err
 	}
@@ -152,20 +152,20 @@ func (c *conn) CheckNamedValue(v *driver.NamedValue) error {
 }
 
 // Ping pings the base connection.
-func (c *conn) Ping(ctx context.Context) error { return c.of.Ping(ctx) }
+func (c *conn) Ping(ctx context.Context) error { return c.inner.Ping(ctx) }
 
 // ResetSession is called before the connection is used again.
-func (c *conn) ResetSession(ctx context.Context) error { return c.of.Reset(ctx) }
+func (c *conn) ResetSession(ctx context.Context) error { return c.inner.Reset(ctx) }
 
 // IsValid reports whether the connection may go back to database/sql's pool.
-func (c *conn) IsValid() bool { return c.of.Valid() }
+func (c *conn) IsValid() bool { return c.inner.Valid() }
 
 // Close closes the base connection, and with it the unit of work on it.
 func (c *conn) Close() error {
 	if c.closed != nil {
 		defer c.closed()
 	}
-	return c.of.Close()
+	return c.inner.Close()
 }
 
 // stmt is a prepared statement as database/sql sees it.

@@ -139,8 +139,8 @@ func (c *connector) connect(ctx context.Context, wrapper string, closed func()) 
 	made := &conn{connector: c, direct: wrapper == "" && closed == nil, closed: closed}
 	above := k.Wrapper(wrapper)
 	if k.Bounded() {
-		made.of = unit.NewLight(k, above)
-		sample, err := made.of.Sample(ctx)
+		made.inner = unit.NewLight(k, above)
+		sample, err := made.inner.Sample(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +150,7 @@ func (c *connector) connect(ctx context.Context, wrapper string, closed func()) 
 	if err != nil {
 		return nil, err
 	}
-	made.of = unit.NewConn(k, base, above)
+	made.inner = unit.NewConn(k, base, above)
 	return made.shaped(base), nil
 }
 

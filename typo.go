@@ -2,27 +2,8 @@ package mysqllock
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
-
-	"github.com/go-sql-driver/mysql"
 )
-
-// checkParams returns an error if parameters that go-sql-driver does not know were meant for
-// this driver. It sends what it does not know to the server, as system variables.
-func checkParams(cfg *mysql.Config) error {
-	for _, name := range slices.Sorted(maps.Keys(cfg.Params)) {
-		if parameterOf(name) != nil {
-			return fmt.Errorf("mysqllock: Params of the mysql.Config has %s, which this driver must read;"+
-				" use mysqllock.ParseDSN in place of mysql.ParseDSN, or set the field of mysqllock.Config", name)
-		}
-		if err := checkUnknown(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // byMethod has the methods of sql.DB that do what parameters of earlier versions did.
 var byMethod = map[string]string{"connMaxIdleTime": "SetConnMaxIdleTime", "connMaxLifetime": "SetConnMaxLifetime"}

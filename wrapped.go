@@ -142,7 +142,7 @@ func probeFor(ctx context.Context, db *sql.DB) (*connector, error) {
 	}
 	if err := c.Raw(func(above any) error {
 		if _, ok := above.(driver.Validator); !ok {
-			return found.of.Hidden()
+			return found.inner.Hidden()
 		}
 		return nil
 	}); err != nil {

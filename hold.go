@@ -16,12 +16,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// What a lock context has for itself: Do and Acquire take their locks at once, a context of
-// lockctx.With takes them at its first statement that needs one (internal/unit). A lock that
-// lives in a transaction gets a connection of its own for it, its session: unit.Acquire and the
-// statements of a lock context get it from the handle's pool of sessions, after they have
-// queued, everything in the context runs on it, and the end of the hold or of the unit gives it
-// back.
+// Do and Acquire take their locks at once; a context of lockctx.With takes its locks at the first statement
+// that needs them. What either does is in internal/unit; here are several keys, the retries of Do, and what
+// users read.
 
 // Hold is a lock that [Acquire] has taken. It is safe for concurrent use.
 //
@@ -45,7 +42,7 @@ import (
 // that lead elsewhere what may write fails with ErrUnsafe.
 type Hold struct {
 	hold  *unit.Hold
-	outer []*unit.Hold // of other keys, around it: see AcquireKeys
+	outer []*unit.Hold // of other keys, around hold, the outermost first: see AcquireKeys
 }
 
 // Acquire takes the lock on key now and keeps it until Release or Rollback. It
@@ -352,7 +349,7 @@ func inOrder(k *handle.Handle, keys []string, kind hint.Kind) ([]string, error) 
 	return slices.Compact(ordered), nil
 }
 
-// end ends the holds of all keys, the innermost first.
+// end ends the holds of all keys, the innermost first. There is none if acquire has failed at the first key.
 func (h *Hold) end(commit bool) error {
 	if len(h.outer) == 0 {
 		if h.hold == nil {
