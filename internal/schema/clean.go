@@ -120,6 +120,9 @@ func (c *Cleaner) Step(ctx context.Context, conn driver.Conn, limit int) error {
 // notify says in the table that a clean-up is running, for requests without a wait that are
 // refused: see CleaningSQL. It also raises the high-water mark as far as the Cleaner needs. It waits
 // for programs that are making rows just now.
+//
+//	UPDATE mysqllock SET token = GREATEST(token, 7), expires = UTC_TIMESTAMP(6) + INTERVAL 3000000 MICROSECOND
+//	WHERE namespace = '' AND name = ''
 func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 	began := time.Now()
 	text := fmt.Sprintf("UPDATE %s SET token = GREATEST(token, %d), expires = UTC_TIMESTAMP(6) + INTERVAL %d MICROSECOND WHERE %s",
@@ -147,6 +150,14 @@ func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 
 // look returns the last of the next few thousand rows, and how many these are. If these are all
 // the rest, end is nil.
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 10.000 FOR */ SELECT /*+ MAX_EXECUTION_TIME(10000) */ namespace, name
+//	FROM mysqllock WHERE (namespace > 'app' OR namespace = 'app' AND name > 'k') ORDER BY namespace, name LIMIT 1 OFFSET 4999
+//
+// If there are fewer:
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 10.000 FOR */ SELECT /*+ MAX_EXECUTION_TIME(10000) */ COUNT(*)
+//	FROM mysqllock WHERE (namespace > 'app' OR namespace = 'app' AND name > 'k')
 func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end []string, err error) {
 	rows, err := server.Query(ctx, conn, server.Bounded(cleanBound)+"namespace, name FROM "+c.table.String()+" WHERE "+c.behind()+
 		fmt.Sprintf(" ORDER BY namespace, name LIMIT 1 OFFSET %d", cleanLook-1))
@@ -164,14 +175,21 @@ func (c *Cleaner) look(ctx context.Context, conn driver.Conn) (looked int, end [
 }
 
 // find returns the first old rows of those that were read: namespace, name, token.
+// For those behind k, up to m, that were unused for a day:
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 10.000 FOR */ SELECT /*+ MAX_EXECUTION_TIME(10000) */ namespace, name, token
+//	FROM mysqllock
+//	WHERE (namespace > 'app' OR namespace = 'app' AND name > 'k') AND (namespace < 'app' OR namespace = 'app' AND name <= 'm')
+//	  AND expires < UTC_TIMESTAMP(6) - INTERVAL 86400000000 MICROSECOND AND name <> '\0stripes'
+//	  AND NOT (namespace = '' AND name = '') ORDER BY namespace, name LIMIT 100
 func (c *Cleaner) find(ctx context.Context, conn driver.Conn, limit int) ([][]string, error) {
 	upTo := "TRUE"
 	if c.end != nil {
 		upTo = fmt.Sprintf("(namespace < %[1]s OR namespace = %[1]s AND name <= %[2]s)", Literal(c.end[0]), Literal(c.end[1]))
 	}
-	return server.Query(ctx, conn, server.Bounded(cleanBound)+fmt.Sprintf("namespace, name, token FROM %s"+
-		" WHERE %s AND %s AND %s AND name <> %s AND NOT (%s) ORDER BY namespace, name LIMIT %d",
-		c.table, c.behind(), upTo, c.old, Literal(Stripes), HighWater, limit))
+	return server.Query(ctx, conn, server.Bounded(cleanBound)+"namespace, name, token FROM "+c.table.String()+
+		" WHERE "+c.behind()+" AND "+upTo+" AND "+c.old+" AND name <> "+Literal(Stripes)+" AND NOT ("+HighWater+")"+
+		" ORDER BY namespace, name LIMIT "+strconv.Itoa(limit))
 }
 
 // behind is the condition for the rows that it is not through with.
@@ -235,7 +253,10 @@ func (c *Cleaner) remove(ctx context.Context, conn driver.Conn, rows [][]string)
 	return removed, nil
 }
 
-// removeIn is remove in the open transaction.
+// removeIn is remove in the open transaction. For two rows:
+//
+//	DELETE mysqllock FROM (SELECT 'app' AS s, 'k' AS k UNION ALL SELECT 'app', 'l') d
+//	STRAIGHT_JOIN mysqllock ON namespace = s AND name = k
 func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]string) (removed int, err error) {
 	t := c.table
 	if c.Skips {
@@ -252,7 +273,11 @@ func (c *Cleaner) removeIn(ctx context.Context, conn driver.Conn, rows [][]strin
 	return len(rows), nil
 }
 
-// lock locks those of rows that are still old.
+// lock locks those of rows that are still old. For two rows:
+//
+//	SELECT namespace, name FROM (SELECT 'app' AS s, 'k' AS k UNION ALL SELECT 'app', 'l') d
+//	STRAIGHT_JOIN mysqllock ON namespace = s AND name = k
+//	WHERE expires < UTC_TIMESTAMP(6) - INTERVAL 86400000000 MICROSECOND AND token <= 7 FOR UPDATE SKIP LOCKED
 func (c *Cleaner) lock(rows [][]string, unless string) string {
 	return fmt.Sprintf("SELECT namespace, name FROM %s WHERE %s AND token <= %d FOR UPDATE%s",
 		c.table.exactly(rows), c.old, c.highWater, unless)
@@ -283,6 +308,9 @@ func (t Table) exactly(rows [][]string) string {
 // CleaningSQL asks whether a [Cleaner] is at work: it locks rows for moments. It
 // returns a row where one is. A notice that lasts for much longer than any does is from
 // before the server's clock was set back.
+//
+//	SELECT 1 FROM mysqllock WHERE namespace = '' AND name = ''
+//	  AND expires BETWEEN UTC_TIMESTAMP(6) AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE
 func (t Table) CleaningSQL() string {
 	return "SELECT 1 FROM " + t.String() + " WHERE " + HighWater + " AND expires BETWEEN UTC_TIMESTAMP(6)" +
 		" AND UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE"

@@ -21,6 +21,8 @@ type Forced struct {
 const MaxReason = 500
 
 // SetReleased is the assignment that notes a Forced, for the row r before its token is raised.
+//
+//	released = CONCAT_WS('\0', r.token, UTC_TIMESTAMP(6), USER(), 'db1:4711:shop', 'it hangs')
 func SetReleased(process, reason string) string {
 	clean := func(s string) string { return Literal(strings.ReplaceAll(s, "\x00", " ")) }
 	return "released = CONCAT_WS(x'00', r.token, UTC_TIMESTAMP(6), USER(), " + clean(process) + ", " + clean(reason) + ")"

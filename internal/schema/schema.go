@@ -3,6 +3,10 @@
 //
 // A text is beside the code that gives it values and reads its answer. No two strategies send the same
 // one, so a package of all texts would only part them from that.
+//
+// Comments show what the texts become, for the table mysqllock, the namespace 'app', the keys 'k' and 'l', the owner 'me'
+// and the token 7. The texts have such values as hexadecimal literals, x'617070' for 'app' ([Literal]), and the name of
+// the table in quotes, with its database in front.
 package schema
 
 import (
@@ -121,12 +125,16 @@ func Hex(bytes string) string { return hex.EncodeToString([]byte(bytes)) }
 // Live is the condition that a row has a live lease, by the session's clock at the start of
 // the statement. The application may have set the clock of its own sessions. qualifier
 // precedes each column: "" or, for example, "t.".
+//
+//	(r.owner IS NOT NULL AND r.expires > UTC_TIMESTAMP(6))
 func Live(qualifier string) string {
 	return "(" + qualifier + "owner IS NOT NULL AND " + qualifier + "expires > UTC_TIMESTAMP(6))"
 }
 
 // Remaining is the remaining time of a row's lease in microseconds; 0 without a live lease.
 // qualifier is as for Live.
+//
+//	IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0)
 func Remaining(qualifier string) string {
 	return "IF(" + Live(qualifier) + ", TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), " + qualifier + "expires), 0)"
 }
@@ -138,6 +146,9 @@ func Remaining(qualifier string) string {
 // of two local times says nothing across a change to daylight saving time. Owner and token
 // alone then tell whether the lease is held. That is enough, because each grant of the key
 // changes them.
+//
+//	(TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600
+//	  OR r.expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)
 func Lasts(qualifier string) string {
 	return "(" + ahead + " NOT BETWEEN 0 AND 3600" +
 		" OR " + qualifier + "expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
@@ -162,11 +173,15 @@ const Next = "token = token + 1, expires = UTC_TIMESTAMP(6)"
 
 // Row is the condition for the row of a namespace whose name is an SQL expression. qualifier is as
 // for Live.
+//
+//	r.namespace = 'app' AND r.name = 'k'
 func Row(qualifier, namespace, name string) string {
 	return qualifier + "namespace = " + Literal(namespace) + " AND " + qualifier + "name = " + name
 }
 
 // Rows is the condition for the rows of a namespace with these names.
+//
+//	namespace = 'app' AND name IN ('k', 'l')
 func Rows(namespace string, names []string) string {
 	in := make([]string, len(names))
 	for i, name := range names {
@@ -177,7 +192,9 @@ func Rows(namespace string, names []string) string {
 
 // List is a table d for FROM, with lines of SQL expressions, and these names for its columns. Joined
 // by STRAIGHT_JOIN it has each row looked up by its primary key: an IN list can lock every row of a
-// small table.
+// small table. For two lines, and the columns n and v:
+//
+//	(SELECT 'k' AS n, 7 AS v UNION ALL SELECT 'l', 3) d
 func List(lines [][]string, columns ...string) string {
 	var b strings.Builder
 	for i, line := range lines {
@@ -318,6 +335,11 @@ type state struct {
 
 func (s state) innoDB() bool { return strings.EqualFold(s.engine, "InnoDB") }
 
+// state asks for the state of the table in the database shop:
+//
+//	SELECT ENGINE, (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS
+//	  WHERE TABLE_SCHEMA = 'shop' AND TABLE_NAME = 'mysqllock')
+//	FROM information_schema.TABLES WHERE TABLE_SCHEMA = 'shop' AND TABLE_NAME = 'mysqllock'
 func (t Table) state(ctx context.Context, conn driver.Conn) (state, error) {
 	rows, err := server.Query(ctx, conn, "SELECT ENGINE,"+
 		" (SELECT LOWER(GROUP_CONCAT(COLUMN_NAME)) FROM information_schema.COLUMNS WHERE "+t.Where("TABLE_SCHEMA", "TABLE_NAME")+")"+
@@ -339,7 +361,9 @@ func (t Table) state(ctx context.Context, conn driver.Conn) (state, error) {
 }
 
 // lack is the statement that makes the table, or brings it up to date; "" if there is
-// nothing to do, or if the table is not ours.
+// nothing to do, or if the table is not ours. For one without versioned:
+//
+//	ALTER TABLE mysqllock ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0
 func (t Table) lack(s state) string {
 	if s.engine == "" {
 		return t.DDL()
@@ -409,11 +433,17 @@ func (t Table) where(schemaColumn, nameColumn, name string) string {
 }
 
 // Where returns the condition for the rows of a system table that are about the lock table.
+//
+//	l.OBJECT_SCHEMA = 'shop' AND l.OBJECT_NAME = 'mysqllock'
 func (t Table) Where(schemaColumn, nameColumn string) string {
 	return t.where(schemaColumn, nameColumn, t.name)
 }
 
 // AlikeSQL asks for the names of up to ten tables in the same database that have the columns of a lock table.
+//
+//	SELECT TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = 'shop'
+//	  AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires')
+//	GROUP BY TABLE_NAME HAVING COUNT(*) = 5 ORDER BY TABLE_NAME LIMIT 10
 func (t Table) AlikeSQL() string {
 	return "SELECT TABLE_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + Literal(t.schema) +
 		" AND COLUMN_NAME IN ('namespace', 'name', 'owner', 'token', 'expires') GROUP BY TABLE_NAME HAVING COUNT(*) = 5" +
