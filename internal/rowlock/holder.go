@@ -89,33 +89,56 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 }
 
 // blockerSQL asks MariaDB who keeps a transaction waiting. MariaDB tells when a transaction began in whole seconds: its age is
-// at least what that makes, less one.
+// at least what that makes, less one. For connection 12, which waits by a statement with the mark 6f1c:
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
+//	  b.trx_mysql_thread_id, p.USER, p.HOST, '', GREATEST(TIMESTAMPDIFF(SECOND, b.trx_started, NOW(6)) - 1, 0) * 1000000
+//	FROM information_schema.INNODB_LOCK_WAITS w
+//	JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id
+//	JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id
+//	LEFT JOIN (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p ON p.ID = b.trx_mysql_thread_id
+//	WHERE r.trx_mysql_thread_id = 12 AND r.trx_query LIKE '%6f1c%' AND b.trx_state <> 'LOCK WAIT' LIMIT 1
 func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
-	return fmt.Sprintf(server.Bounded(bound)+
-		"b.trx_mysql_thread_id, p.USER, p.HOST, '', GREATEST(TIMESTAMPDIFF(SECOND, b.trx_started, NOW(6)) - 1, 0) * 1000000"+
-		" FROM information_schema.INNODB_LOCK_WAITS w"+
-		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id"+
-		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id"+
-		" LEFT JOIN "+server.Connections+" ON p.ID = b.trx_mysql_thread_id"+
-		" WHERE %s AND b.trx_state <> 'LOCK WAIT' LIMIT 1", waiter)
+	return server.Bounded(bound) +
+		"b.trx_mysql_thread_id, p.USER, p.HOST, '', GREATEST(TIMESTAMPDIFF(SECOND, b.trx_started, NOW(6)) - 1, 0) * 1000000" +
+		" FROM information_schema.INNODB_LOCK_WAITS w" +
+		" JOIN information_schema.INNODB_TRX r ON r.trx_id = w.requesting_trx_id" +
+		" JOIN information_schema.INNODB_TRX b ON b.trx_id = w.blocking_trx_id" +
+		" LEFT JOIN " + server.Connections + " ON p.ID = b.trx_mysql_thread_id" +
+		" WHERE " + waiter + " AND b.trx_state <> 'LOCK WAIT' LIMIT 1"
 }
 
 // lockedBySQL asks MySQL which connection has locked one of the rows, by the lock of its transaction
 // on the table. The thread of a row's lock does not tell: it becomes that of another connection whose
 // inserts split the index page, or that waits for a row just inserted (measured on MySQL 9.7). The
 // row's lock comes first: the transactions of the others are not looked for. A lock of the gap before
-// the row locks nobody out of the row.
+// the row locks nobody out of the row. For connection 12, which waits:
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
+//	  t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,
+//	  (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = t.PROCESSLIST_ID
+//	    AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1),
+//	  (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x
+//	    WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')
+//	FROM performance_schema.data_locks l
+//	STRAIGHT_JOIN performance_schema.data_locks o
+//	  ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'
+//	STRAIGHT_JOIN performance_schema.threads t ON t.THREAD_ID = o.THREAD_ID
+//	WHERE l.OBJECT_SCHEMA = 'shop' AND l.OBJECT_NAME = 'mysqllock' AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED'
+//	  AND l.LOCK_DATA IN ('0x617070, 0x6B') AND l.LOCK_MODE NOT LIKE '%,GAP%' AND l.LOCK_MODE NOT LIKE '%INSERT_INTENTION%'
+//	  AND t.PROCESSLIST_ID <> 12 LIMIT 1
 func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) string {
-	return fmt.Sprintf(server.Bounded(bound)+"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, "+
-		server.ProgramOf("t.PROCESSLIST_ID")+","+
-		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x"+
-		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')"+
-		" FROM performance_schema.data_locks l STRAIGHT_JOIN performance_schema.data_locks o"+
-		" ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'"+
-		" STRAIGHT_JOIN performance_schema.threads t ON t.THREAD_ID = o.THREAD_ID"+
-		" WHERE %s AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (%s)"+
-		" AND l.LOCK_MODE NOT LIKE '%%,GAP%%' AND l.LOCK_MODE NOT LIKE '%%INSERT_INTENTION%%' AND %s LIMIT 1",
-		l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME"), l.lockData(names), other)
+	return server.Bounded(bound) +
+		"t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, " + server.ProgramOf("t.PROCESSLIST_ID") + "," +
+		" (SELECT x.TIMER_WAIT DIV 1000000 FROM performance_schema.events_transactions_current x" +
+		" WHERE x.THREAD_ID = t.THREAD_ID AND x.STATE = 'ACTIVE')" +
+		" FROM performance_schema.data_locks l STRAIGHT_JOIN performance_schema.data_locks o" +
+		" ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID AND o.LOCK_TYPE = 'TABLE'" +
+		" STRAIGHT_JOIN performance_schema.threads t ON t.THREAD_ID = o.THREAD_ID" +
+		" WHERE " + l.cfg.Table.Where("l.OBJECT_SCHEMA", "l.OBJECT_NAME") +
+		" AND l.LOCK_TYPE = 'RECORD' AND l.LOCK_STATUS = 'GRANTED' AND l.LOCK_DATA IN (" + l.lockData(names) + ")" +
+		" AND l.LOCK_MODE NOT LIKE '%,GAP%' AND l.LOCK_MODE NOT LIKE '%INSERT_INTENTION%'" +
+		" AND " + other + " LIMIT 1"
 }
 
 // lockData are the primary keys of the rows, as servers show them with their locks.

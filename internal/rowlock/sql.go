@@ -13,6 +13,8 @@ import (
 
 // Every lock statement below returns one row for each key, in the order of the keys, with the
 // connection's id and the key's lease. If a row is missing, its key is not locked.
+//
+// A comment shows a statement with 'app' where the text has x'617070', and the table without its database: see package schema.
 
 // leaseColumns are the remaining time of the lease, the token, and the owner. They are for
 // control connections. The application may have set the clock of its session, so a lock
@@ -23,6 +25,17 @@ var leaseColumns = schema.Remaining("") + ", token, owner"
 // list can lock every row of a small table (measured on MySQL 9.7). On TiDB it is an IN list,
 // which locks what it returns there: with UNION ALL two processes have had a key at once. LIMIT
 // overrides sql_select_limit. hint goes behind the first SELECT, tail behind each lock.
+// For two keys, as trySQL has them locked:
+//
+//	(SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
+//	  FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT)
+//	UNION ALL (SELECT CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
+//	  FROM mysqllock WHERE namespace = 'app' AND name = 'l' LIMIT 1 FOR UPDATE NOWAIT) LIMIT 2
+//
+// On TiDB:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
+//	FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') ORDER BY name LIMIT 2 FOR UPDATE NOWAIT
 func (l *Locker) selects(keys []Key, hint, tail string) string {
 	one := func(key Key, hint string) string {
 		return "SELECT " + hint + columns + l.locking(schema.Literal(key.Name), key) + tail
@@ -67,7 +80,16 @@ func (l *Locker) rowLock(key Key) string {
 
 // trySQL locks the keys in the open transaction or fails at once. On a Galera cluster it locks them on
 // all nodes: these hear only of changes, and when the UPDATE of a row returns, they have agreed to it. A
-// row with an owner stays as it is.
+// row with an owner stays as it is. For one key:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
+//	FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT
+//
+// In front of it, on a Galera cluster:
+//
+//	SET STATEMENT innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1 FOR
+//	UPDATE mysqllock SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND)
+//	WHERE namespace = 'app' AND name = 'k' AND owner IS NULL
 func (a *attempt) trySQL() (texts []string) {
 	if a.streams {
 		for _, key := range a.keys {
@@ -81,6 +103,11 @@ func (a *attempt) trySQL() (texts []string) {
 
 // aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has had a lease or a version, or the server
 // takes no writes, it fails, so that what is behind it in a text does not run. An aggregate returns a row in any case.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), MAX(token), NULL,
+//	  IF(MAX(owner IS NULL AND versioned = 0) AND CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'),
+//	    1, (SELECT 1 UNION ALL SELECT 2)) - 1, '0', '0'
+//	FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT
 func (a *attempt) aloneSQL() string {
 	key := a.keys[0]
 	plain := a.cfg.Info.Require("MAX(owner IS NULL AND versioned = 0) AND " + server.Writable)
@@ -91,6 +118,9 @@ func (a *attempt) aloneSQL() string {
 // nextSQL locks a key for the next caller, or fails at once. The caller before waits for the answer, too, so it waits
 // for no more than a second while the table's definition is being changed; MariaDB's NOWAIT does not wait for that. Each
 // column and each hint more costs MySQL up to 7 µs, so it asks for no more than what a caller has to be told.
+//
+//	SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ owner, versioned
+//	FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT
 func (l *Locker) nextSQL(key string) string {
 	return "SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ owner, versioned" + l.locking(schema.Literal(key), Key{Name: key}) + " NOWAIT"
 }
@@ -98,6 +128,9 @@ func (l *Locker) nextSQL(key string) string {
 // settings are the settings of one lock statement on MariaDB, in front of it. In a
 // transaction that has read, a key's row may have changed since the snapshot, for example
 // because its lease was renewed. It is locked all the same: the caller has been told.
+// Of a wait in a transaction that has read:
+//
+//	SET STATEMENT max_statement_time = 10.000, innodb_snapshot_isolation = OFF FOR
 func (a *attempt) settings(more string) string {
 	if a.late && a.cfg.Info.SnapshotIsolation {
 		if more != "" {
@@ -114,6 +147,9 @@ func (a *attempt) settings(more string) string {
 // preparedSQL is trySQL for one key, with the values for its question marks; "" if there is none. Its
 // text is the same for all keys, so it can be prepared: parsing is about a third of the server's work
 // for a lock (measured on MySQL 9.7 and MariaDB 10.11).
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
+//	FROM mysqllock WHERE namespace = 'app' AND name = UNHEX(CONVERT(? USING ascii)) LIMIT 1 FOR UPDATE NOWAIT
 func (a *attempt) preparedSQL() (text string, args []driver.Value) {
 	if len(a.keys) != 1 || a.streams {
 		return "", nil
@@ -125,6 +161,10 @@ func (a *attempt) preparedSQL() (text string, args []driver.Value) {
 // clearSQL removes an expired lease from its row. It fails at once if the row is locked,
 // for example by the last COMMIT of the lease's holder. UPDATE has no NOWAIT; the INSERT
 // always hits the row that it has read.
+//
+//	INSERT INTO mysqllock (namespace, name) SELECT r.namespace, r.name FROM mysqllock r
+//	WHERE r.namespace = 'app' AND r.name = 'k' AND r.token = 7 AND r.owner = 'me' FOR UPDATE NOWAIT
+//	ON DUPLICATE KEY UPDATE owner = NULL
 func (l *Locker) clearSQL(lease *strategy.Leased) string {
 	return fmt.Sprintf("INSERT INTO %[1]s (namespace, name) SELECT r.namespace, r.name FROM %[1]s r"+
 		" WHERE %[2]s AND r.token = %[3]s AND r.owner = %[4]s FOR UPDATE NOWAIT ON DUPLICATE KEY UPDATE owner = NULL",
@@ -132,6 +172,11 @@ func (l *Locker) clearSQL(lease *strategy.Leased) string {
 }
 
 // readSQL reads rows: the name and leaseColumns. It is a plain read, which waits for no lock.
+//
+//	SELECT name,
+//	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0),
+//	  token, owner
+//	FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l')
 func (l *Locker) readSQL(names []string) string {
 	return "SELECT name, " + leaseColumns + l.from(names)
 }

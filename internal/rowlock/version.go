@@ -6,7 +6,15 @@ import (
 
 // Raise is the statement, for the front of COMMIT, that adds one to the versions of keys, which the
 // open transaction has locked. So a unit of work that uses one of them optimistically sees that there
-// was a commit. After an error the transaction must be rolled back.
+// was a commit. After an error the transaction must be rolled back. For one key:
+//
+//	UPDATE mysqllock SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = 'app' AND name = 'k'
+//
+// For two, on MariaDB:
+//
+//	SET STATEMENT sql_safe_updates = 0, sql_big_selects = 1 FOR
+//	UPDATE /*+ SET_VAR(sql_big_selects = 1) */ (SELECT 'k' AS n UNION ALL SELECT 'l') d
+//	STRAIGHT_JOIN mysqllock ON namespace = 'app' AND name = n SET token = token + 1, expires = UTC_TIMESTAMP(6)
 func (l *Locker) Raise(keys []string) string {
 	if len(keys) == 1 {
 		return "UPDATE " + l.cfg.Table.String() + " SET " + schema.Next + " WHERE " + schema.Row("", l.cfg.Namespace, schema.Literal(keys[0]))
