@@ -476,7 +476,14 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 
 // lookSQL locks the rows that nobody has locked. Of each it says: name, token, whether the
 // lease is ours, microseconds left, and for a request what becomes of it. For that the
-// connection takes the wake-up lock, if nobody has it.
+// connection takes the wake-up lock, if nobody has it. For a request for k, and a release of l:
+//
+//	SELECT name, token, owner <=> 'me',
+//	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0),
+//	  IF(name IN ('k') AND NOT (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)),
+//	    1 + IF(IS_USED_LOCK(CONCAT('mysqllock-lease-', LEFT(SHA2(CONCAT('app\0', name), 256), 40))) <=> CONNECTION_ID(), 1,
+//	      COALESCE(GET_LOCK(CONCAT('mysqllock-lease-', LEFT(SHA2(CONCAT('app\0', name), 256), 40)), 0), 0)), 0)
+//	FROM mysqllock FORCE INDEX (PRIMARY) WHERE namespace = 'app' AND name IN ('k', 'l') FOR UPDATE SKIP LOCKED
 func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	var names []string
 	for _, t := range takes {
@@ -486,15 +493,20 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	for _, r := range leaves {
 		names = append(names, schema.Literal(r.s.key))
 	}
-	return fmt.Sprintf("SELECT name, token, owner <=> %s, %s, IF(%s AND NOT %s, 1 + %s, 0)"+
-		" FROM %s FORCE INDEX (PRIMARY) WHERE namespace = %s AND name IN (%s) FOR UPDATE SKIP LOCKED",
-		schema.Literal(l.owner), schema.Remaining(""), asked, schema.Live(""),
-		wakeUp(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0"),
-		l.cfg.Table, schema.Literal(l.cfg.Namespace), strings.Join(names, ", "))
+	return "SELECT name, token, owner <=> " + schema.Literal(l.owner) + ", " + schema.Remaining("") + "," +
+		" IF(" + asked + " AND NOT " + schema.Live("") + ", 1 + " + wakeUp(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0") + ", 0)" +
+		" FROM " + l.cfg.Table.String() + " FORCE INDEX (PRIMARY)" +
+		" WHERE namespace = " + schema.Literal(l.cfg.Namespace) + " AND name IN (" + strings.Join(names, ", ") + ") FOR UPDATE SKIP LOCKED"
 }
 
 // changeRowsSQL grants and releases leases whose rows are locked. The insert always meets them,
-// each by its primary key; it counts two rows for each.
+// each by its primary key; it counts two rows for each. For a grant of k, and a release of l:
+//
+//	INSERT INTO mysqllock (namespace, name) VALUES ('app', 'k'), ('app', 'l') ON DUPLICATE KEY UPDATE
+//	  token = token + (name IN ('k')),
+//	  owner = IF(name IN ('k'), 'me',
+//	    IF(RELEASE_LOCK(CONCAT('mysqllock-lease-', LEFT(SHA2(CONCAT('app\0', name), 256), 40))) IS NULL, NULL, NULL)),
+//	  expires = IF(name IN ('k'), UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND, LEAST(expires, UTC_TIMESTAMP(6)))
 func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 	namespace := schema.Literal(l.cfg.Namespace)
 	var rows, names, ttls []string
@@ -506,14 +518,18 @@ func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 	for _, r := range held {
 		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")
 	}
-	return fmt.Sprintf("INSERT INTO %s (namespace, name) VALUES %s ON DUPLICATE KEY UPDATE"+
-		" token = token + (%[3]s), owner = IF(%[3]s, %[4]s, IF(RELEASE_LOCK(%[5]s) IS NULL, NULL, NULL)),"+
-		" expires = IF(%[3]s, UTC_TIMESTAMP(6) + INTERVAL %[6]s MICROSECOND, LEAST(expires, UTC_TIMESTAMP(6)))",
-		l.cfg.Table, strings.Join(rows, ", "), among(names, len(rows)), schema.Literal(l.owner),
-		lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), byName(names, ttls))
+	grants := among(names, len(rows))
+	wakes := "RELEASE_LOCK(" + lockname.SQLOfWakeUp(l.cfg.Namespace, "name") + ")"
+	return "INSERT INTO " + l.cfg.Table.String() + " (namespace, name) VALUES " + strings.Join(rows, ", ") + " ON DUPLICATE KEY UPDATE" +
+		" token = token + (" + grants + ")," +
+		" owner = IF(" + grants + ", " + schema.Literal(l.owner) + ", IF(" + wakes + " IS NULL, NULL, NULL))," +
+		" expires = IF(" + grants + ", UTC_TIMESTAMP(6) + INTERVAL " + byName(names, ttls) + " MICROSECOND," +
+		" LEAST(expires, UTC_TIMESTAMP(6)))"
 }
 
 // byName is, in each row that has one of names, the value for that name; 0 without any.
+//
+//	ELT(FIELD(name, 'k', 'm'), 30000000, 5000000)
 func byName(names, values []string) string {
 	switch different := slices.Compact(slices.Clone(values)); len(different) {
 	case 0:

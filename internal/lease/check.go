@@ -105,7 +105,20 @@ func (l *Lease) commits(o strategy.Outcome) {
 }
 
 // guard is what has to come before COMMIT for one lease. The server ends the wait for the row after
-// bound.
+// bound. What releases the lease, on MySQL:
+//
+//	UPDATE mysqllock SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))
+//	WHERE namespace = 'app' AND name = 'k' AND token = 7 AND owner = 'me'
+//
+// If several nodes take writes, a change by which the lease stays:
+//
+//	SET STATEMENT max_statement_time = 20.000, innodb_lock_wait_timeout = 21, innodb_snapshot_isolation = OFF FOR
+//	INSERT INTO mysqllock (namespace, name, owner, token, expires)
+//	SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM (SELECT 'k' AS n, 7 AS k, 0 AS ttl) d
+//	STRAIGHT_JOIN mysqllock r ON r.namespace = 'app' AND r.name = d.n AND r.token = d.k AND r.owner = 'me'
+//	WHERE (TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600
+//	  OR r.expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND) FOR UPDATE
+//	ON DUPLICATE KEY UPDATE expires = r.expires + INTERVAL 1 MICROSECOND
 func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
 	lasts := schema.Lasts("r.")
 	if l.cfg.Info.Topology != "" { // only a write is seen by all nodes
@@ -130,7 +143,13 @@ func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
 
 // guardSQL locks the row, whatever is in it, and fails if the lease is not held, or has no row. LIMIT is in place
 // of sql_select_limit. With subquery_to_derived MySQL would evaluate the subquery that stops it in any case: it
-// makes a table of one in a SELECT that has a table.
+// makes a table of one in a SELECT that has a table. On MySQL:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(20000) SET_VAR(optimizer_switch='subquery_to_derived=off') */ IF(
+//	  MAX(r.token = 7 AND r.owner = 'me' AND (TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600
+//	    OR r.expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)),
+//	  1, (SELECT 1 UNION ALL SELECT 2))
+//	FROM mysqllock r WHERE r.namespace = 'app' AND r.name = 'k' LIMIT 1 FOR SHARE
 func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) string {
 	held := fmt.Sprintf("MAX(r.token = %d AND r.owner = %s AND %s)", s.token, schema.Literal(l.owner), lasts)
 	hint, tail := "", ""
@@ -140,13 +159,15 @@ func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) str
 	if l.cfg.Info.Hints {
 		hint = strings.Replace(hint, " */", " SET_VAR(optimizer_switch='subquery_to_derived=off') */", 1)
 	}
-	return l.bounded(fmt.Sprintf("SELECT %s%s FROM %s r WHERE %s LIMIT 1%s%s",
-		hint, l.cfg.Info.Require(held), l.cfg.Table, l.row("r.", s.key), lock, tail), bound)
+	return l.bounded("SELECT "+hint+l.cfg.Info.Require(held)+
+		" FROM "+l.cfg.Table.String()+" r WHERE "+l.row("r.", s.key)+" LIMIT 1"+lock+tail, bound)
 }
 
 // bounded has MariaDB end a statement after bound, as a hint has MySQL end a guard, and
 // lets it see rows that have changed since the transaction's snapshot, as that of
 // a renewed lease has. The application's innodb_lock_wait_timeout may be shorter.
+//
+//	SET STATEMENT max_statement_time = 20.000, innodb_lock_wait_timeout = 21, innodb_snapshot_isolation = OFF FOR …
 func (l *Locker) bounded(text string, bound time.Duration) string {
 	if !l.cfg.Info.Settings {
 		return text

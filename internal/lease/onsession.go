@@ -145,6 +145,8 @@ func (l *Lease) Detach() (err error) {
 }
 
 // wakesSQL gives the wake-up lock back on the session that has it.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ RELEASE_LOCK(_utf8mb4'mysqllock-lease-…') LIMIT 1
 func (l *Lease) wakesSQL() string {
 	return server.Ask("RELEASE_LOCK(" + lockname.Literal(lockname.OfWakeUp(l.locker.cfg.Namespace, l.key)) + ")")
 }

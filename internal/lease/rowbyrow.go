@@ -55,6 +55,12 @@ func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)
 	return err
 }
 
+// takeRow is takeAndWake in a transaction of two statements, one after the other:
+//
+//	SELECT token, IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0)
+//	FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT;
+//	UPDATE mysqllock SET token = token + 1, owner = 'me', expires = UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND
+//	WHERE namespace = 'app' AND name = 'k'
 func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) (a answer, err error) {
 	key := by.r.Key
 	a.sent = time.Now()
@@ -83,6 +89,15 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) 
 	return a, err
 }
 
+// giveRow is giveAndWake in a transaction:
+//
+//	UPDATE mysqllock SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))
+//	WHERE namespace = 'app' AND name = 'k' AND token = 7 AND owner = 'me'
+//
+// With a minHold of a second:
+//
+//	UPDATE mysqllock SET owner = 'me#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1000000 MICROSECOND
+//	WHERE namespace = 'app' AND name = 'k' AND token = 7 AND owner = 'me'
 func (l *Locker) giveRow(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
 	set := schema.Released
 	if minHold > 0 {
@@ -108,6 +123,10 @@ func (l *Locker) giveRows(ctx context.Context, h *lockConn, leases []*Lease) (pa
 	}), nil
 }
 
+// giveUnknownRow is giveUnknownAndWake in a transaction of two statements, one after the other:
+//
+//	SELECT owner = 'me' FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE;
+//	UPDATE mysqllock SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = 'k'
 func (l *Locker) giveUnknownRow(ctx context.Context, h *lockConn, key string) error {
 	return h.inTxn(ctx, func() (bool, error) {
 		rows, err := h.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE",
@@ -143,6 +162,10 @@ func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, s
 	return nil
 }
 
+// extendTogether renews those of leases that the server still has, by changeSQL. It finds them so:
+//
+//	SELECT name, token FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') AND owner = 'me'
+//	  AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT
 func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
 	var found []*Lease // that are still ours
 	err := h.inTxn(ctx, func() (bool, error) {

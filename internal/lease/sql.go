@@ -17,11 +17,17 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// All time in the texts below is the server's, at the start of the statement.
+// All time in the texts below is the server's, at the start of the statement. A comment shows a statement with 'app' where
+// the text has x'617070', and the table without its database: see package schema. The 40 digits at the end of the name of
+// a wake-up lock are left out.
 
 // Setup is the statement that connections for [strategy.Config.Conns] begin with. The
 // server ends them, with the wake-up locks that they carry, when they have been silent
 // for ttl.
+//
+//	SET @mysqllock = @@autocommit, SESSION autocommit = 1, timestamp = DEFAULT, sql_mode = '', …,
+//	  innodb_lock_wait_timeout = 1, lock_wait_timeout = 5, wait_timeout = 30 /*T! , transaction_isolation = 'READ-COMMITTED',
+//	  tidb_txn_mode = 'pessimistic', tidb_idle_transaction_timeout = 2 */ /*T! , autocommit = 0 */
 func Setup(ttl time.Duration) string {
 	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, %s, lock_wait_timeout = 5, wait_timeout = %d",
 		server.OwnSettings, rowWait(time.Second), max(1, int(ttl/time.Second))) +
@@ -45,11 +51,15 @@ func wholeSeconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 // wakeUp is an SQL expression that is 1 where the connection has the wake-up lock, whose name is
 // the value of the SQL expression name. It takes it where nobody has it, and waits for at most so
 // many seconds. It never takes it twice, since it would have to be given back twice.
+//
+//	IF(IS_USED_LOCK('mysqllock-lease-…') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('mysqllock-lease-…', 3), 0))
 func wakeUp(name, seconds string) string {
 	return fmt.Sprintf("IF(IS_USED_LOCK(%[1]s) <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK(%[1]s, %[2]s), 0))", name, seconds)
 }
 
-// releaseWakeUpsSQL gives back the wake-up locks of keys where the connection has them.
+// releaseWakeUpsSQL gives back the wake-up locks of keys where the connection has them. For two keys:
+//
+//	DO RELEASE_LOCK(_utf8mb4'mysqllock-lease-…'), RELEASE_LOCK(_utf8mb4'mysqllock-lease-…')
 func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 	var b strings.Builder
 	for i, key := range keys {
@@ -59,7 +69,10 @@ func (l *Locker) releaseWakeUpsSQL(keys ...string) string {
 }
 
 // listenSQL waits for the wake-up lock of key until bound is over. It returns 1 where it has got
-// it. The caller waits since then.
+// it. The caller waits since then. On MySQL:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(3000) */ /* mysqllock waits 1 ms */
+//	  IF(IS_USED_LOCK('mysqllock-lease-…') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('mysqllock-lease-…', 3), 0))
 func (l *Locker) listenSQL(key string, since time.Time, bound time.Duration) string {
 	begin, seconds := l.cfg.Info.WaitsNamed(since, bound)
 	return begin + wakeUp("'"+lockname.OfWakeUp(l.cfg.Namespace, key)+"'", seconds)
@@ -114,7 +127,18 @@ func flag(set bool) int64 {
 
 // takeText is the text of takeBlock. The insert always meets the row that it has read, and is
 // only a way to lock the row, to decide on it, to change it, and to tell the outcome in one
-// statement. rowLocked is what to do where somebody has locked the row.
+// statement. rowLocked is what to do where somebody has locked the row. With the values of a take inTurn, for 30 s:
+//
+//	INSERT INTO mysqllock (namespace, name, owner, token, expires)
+//	SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM mysqllock s
+//	WHERE s.namespace = 'app' AND s.name = UNHEX(CONVERT('6b' USING ascii)) FOR UPDATE NOWAIT
+//	ON DUPLICATE KEY UPDATE token = IF((mysqllock.owner IS NOT NULL AND mysqllock.expires > UTC_TIMESTAMP(6)),
+//	  IF(LAST_INSERT_ID(4611686018427387904 + IF((mysqllock.owner IS NOT NULL AND mysqllock.expires > UTC_TIMESTAMP(6)),
+//	    TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), mysqllock.expires), 0)), mysqllock.token, mysqllock.token),
+//	  IF(IF(IS_USED_LOCK('mysqllock-lease-…') <=> CONNECTION_ID(), 1, COALESCE(GET_LOCK('mysqllock-lease-…', 0), 0)) >= 1,
+//	    LAST_INSERT_ID(mysqllock.token + 1), IF(LAST_INSERT_ID(4611686018427387904), mysqllock.token, mysqllock.token))),
+//	owner = IF(mysqllock.token <> s.token, 'me', mysqllock.owner),
+//	expires = IF(mysqllock.token <> s.token, UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND, mysqllock.expires)
 func (l *Locker) takeText(rowLocked string) string {
 	return l.grantText("", rowLocked, wakeUp("?", "0")+" >= ?")
 }
@@ -142,16 +166,18 @@ func (l *Locker) takeOnSessionText() string {
 //	expires = IF("the token was raised", UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND, expires)
 func (l *Locker) grantText(hint, rowLocked, may string) string {
 	t := l.cfg.Table.String()
-	// IF(LAST_INSERT_ID(n), x, x) is x and tells n.
-	return fmt.Sprintf("INSERT %[9]sINTO %[1]s (namespace, name, owner, token, expires)"+
-		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM %[1]s s WHERE %[2]s FOR UPDATE%[3]s"+
-		" ON DUPLICATE KEY UPDATE"+
-		" token = IF(%[4]s, IF(LAST_INSERT_ID(%[5]d + %[6]s), %[1]s.token, %[1]s.token),"+
-		" IF(%[7]s, LAST_INSERT_ID(%[1]s.token + 1), IF(LAST_INSERT_ID(%[5]d), %[1]s.token, %[1]s.token))),"+
-		" owner = IF(%[1]s.token <> s.token, %[8]s, %[1]s.owner),"+
-		" expires = IF(%[1]s.token <> s.token, "+after+", %[1]s.expires)",
-		t, l.rowOf("s."), rowLocked, schema.Live(t+"."), noToken, schema.Remaining(t+"."),
-		may, schema.Literal(l.owner), hint)
+	token, refused := t+".token", strconv.FormatInt(noToken, 10)
+	// keep is the token as it is, and tells what: IF(LAST_INSERT_ID(n), x, x) is x and tells n.
+	keep := func(what string) string { return "IF(LAST_INSERT_ID(" + what + "), " + token + ", " + token + ")" }
+	next := "LAST_INSERT_ID(" + token + " + 1)"
+	raised := token + " <> s.token"
+	return "INSERT " + hint + "INTO " + t + " (namespace, name, owner, token, expires)" +
+		" SELECT s.namespace, s.name, s.owner, s.token, s.expires FROM " + t + " s WHERE " + l.rowOf("s.") + " FOR UPDATE" + rowLocked +
+		" ON DUPLICATE KEY UPDATE" +
+		" token = IF(" + schema.Live(t+".") + ", " + keep(refused+" + "+schema.Remaining(t+".")) + "," +
+		" IF(" + may + ", " + next + ", " + keep(refused) + "))," +
+		" owner = IF(" + raised + ", " + schema.Literal(l.owner) + ", " + t + ".owner)," +
+		" expires = IF(" + raised + ", " + after + ", " + t + ".expires)"
 }
 
 // after is the server's time after so many microseconds.
@@ -168,10 +194,14 @@ func (l *Locker) handoffBlock(from *Lease, ttl time.Duration) pool.Block {
 	return l.block(l.texts.handoff, ttl.Microseconds(), schema.Hex(from.key), int64(from.token)) //nolint:gosec // tokens are counted by one
 }
 
+// handoffText is the text of handoffBlock. With its values:
+//
+//	UPDATE mysqllock SET token = LAST_INSERT_ID(token + 1), expires = UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND
+//	WHERE namespace = 'app' AND name = UNHEX(CONVERT('6b' USING ascii)) AND token = 7 AND owner = 'me'
+//	  AND expires > UTC_TIMESTAMP(6)
 func (l *Locker) handoffText() string {
-	return fmt.Sprintf("UPDATE %s SET token = LAST_INSERT_ID(token + 1), expires = %s WHERE %s AND token = ? AND owner = %s"+
-		" AND expires > UTC_TIMESTAMP(6)",
-		l.cfg.Table, after, l.rowOf(""), schema.Literal(l.owner))
+	return "UPDATE " + l.cfg.Table.String() + " SET token = LAST_INSERT_ID(token + 1), expires = " + after +
+		" WHERE " + l.rowOf("") + " AND token = ? AND owner = " + schema.Literal(l.owner) + " AND expires > UTC_TIMESTAMP(6)"
 }
 
 // in is the server's time after d.
@@ -232,16 +262,24 @@ func (a *answer) read(id int64) error {
 }
 
 // lockRowSQL waits in the open transaction for the row of key.
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
+//	  1 FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE
 func (l *Locker) lockRowSQL(key string, bound time.Duration) string {
 	return server.Bounded(bound) + "1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " FOR UPDATE"
 }
 
 // liveSQL asks whether a lease is live on key, once nobody is changing that.
+//
+//	SELECT 1 FROM mysqllock WHERE namespace = 'app' AND name = 'k'
+//	  AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)) LOCK IN SHARE MODE
 func (l *Locker) liveSQL(key string) string {
 	return "SELECT 1 FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("") + " LOCK IN SHARE MODE"
 }
 
 // holderSQL asks who has the lease on key, without waiting for anybody.
+//
+//	SELECT owner FROM mysqllock WHERE namespace = 'app' AND name = 'k' AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))
 func (l *Locker) holderSQL(key string) string {
 	return "SELECT owner FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND " + schema.Live("")
 }
@@ -256,13 +294,25 @@ func (l *Locker) releaseBlock(key string, token uint64, minHold time.Duration) p
 	return l.block(text, lockname.OfWakeUp(l.cfg.Namespace, key), schema.Hex(key), int64(token)) //nolint:gosec // tokens are counted by one
 }
 
+// releaseText is the text of releaseBlock. With its values:
+//
+//	UPDATE mysqllock SET owner = IF(RELEASE_LOCK('mysqllock-lease-…') IS NULL, NULL, NULL), expires = LEAST(expires, UTC_TIMESTAMP(6))
+//	WHERE namespace = 'app' AND name = UNHEX(CONVERT('6b' USING ascii)) AND token = 7 AND owner = 'me'
+//
+// If it stays for a second, in the name of leftBy:
+//
+//	UPDATE mysqllock SET owner = IF(RELEASE_LOCK('mysqllock-lease-…') IS NULL, 'me#00000000', 'me#00000000'),
+//	  expires = UTC_TIMESTAMP(6) + INTERVAL 1000000 MICROSECOND
+//	WHERE namespace = 'app' AND name = UNHEX(CONVERT('6b' USING ascii)) AND token = 7 AND owner = 'me'
 func (l *Locker) releaseText(owner, expires string) string {
-	return fmt.Sprintf("UPDATE %s SET owner = IF(RELEASE_LOCK(?) IS NULL, %s, %[2]s), expires = %s WHERE %s AND token = ? AND owner = %s",
-		l.cfg.Table, owner, expires, l.rowOf(""), schema.Literal(l.owner))
+	return "UPDATE " + l.cfg.Table.String() + " SET owner = IF(RELEASE_LOCK(?) IS NULL, " + owner + ", " + owner + ")," +
+		" expires = " + expires + " WHERE " + l.rowOf("") + " AND token = ? AND owner = " + schema.Literal(l.owner)
 }
 
 // grantedSQL reads the token of the lease that this process has on key, once a
 // statement that is taking it has ended.
+//
+//	SELECT token FROM mysqllock WHERE namespace = 'app' AND name = 'k' AND owner = 'me' FOR UPDATE
 func (l *Locker) grantedSQL(key string) string {
 	return "SELECT token FROM " + l.cfg.Table.String() + " WHERE " + l.row("", key) + " AND owner = " + schema.Literal(l.owner) + " FOR UPDATE"
 }
@@ -289,7 +339,16 @@ func (l *Locker) leave() string {
 // changeSQL changes the rows of leases that are live and ours, each found by its primary key
 // and no other row locked. lasts is the condition that they have not run out. skip leaves
 // those alone that somebody has locked. It counts 2 affected rows a lease, whatever the DSN's
-// clientFoundRows.
+// clientFoundRows. For tell, and two leases that are 10 s old:
+//
+//	INSERT INTO mysqllock (namespace, name, owner, token, expires)
+//	SELECT r.namespace, r.name, r.owner, r.token, r.expires
+//	FROM (SELECT 'k' AS n, 7 AS k, 30000000 AS ttl, 10000000 AS age, 30000000 AS told
+//	  UNION ALL SELECT 'l', 3, 30000000, 10000000, 30000000) d
+//	STRAIGHT_JOIN mysqllock r ON r.namespace = 'app' AND r.name = d.n AND r.token = d.k AND r.owner = 'me'
+//	WHERE r.expires > UTC_TIMESTAMP(6) FOR UPDATE SKIP LOCKED
+//	ON DUPLICATE KEY UPDATE expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND,
+//	  renewed_token = r.token, granted_at = UTC_TIMESTAMP(6) - INTERVAL d.age MICROSECOND, ttl = d.told
 func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
 	lines := make([][]string, len(leases))
 	for i, s := range leases {
@@ -298,12 +357,12 @@ func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, last
 			lines[i] = append(lines[i], micros(time.Since(s.granted)), toldTTL(s.ttl, ttl(s)))
 		}
 	}
-	return fmt.Sprintf("INSERT INTO %s (namespace, name, owner, token, expires)"+
-		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM %s"+
-		" STRAIGHT_JOIN %[1]s r ON %[3]s AND r.token = d.k AND r.owner = %[4]s"+
-		" WHERE %[5]s FOR UPDATE%[6]s ON DUPLICATE KEY UPDATE %[7]s",
-		l.cfg.Table, schema.List(lines, "n", "k", "ttl", "age", "told"),
-		schema.Row("r.", l.cfg.Namespace, "d.n"), schema.Literal(l.owner), lasts, skip, set)
+	t := l.cfg.Table.String()
+	return "INSERT INTO " + t + " (namespace, name, owner, token, expires)" +
+		" SELECT r.namespace, r.name, r.owner, r.token, r.expires FROM " + schema.List(lines, "n", "k", "ttl", "age", "told") +
+		" STRAIGHT_JOIN " + t + " r ON " + schema.Row("r.", l.cfg.Namespace, "d.n") +
+		" AND r.token = d.k AND r.owner = " + schema.Literal(l.owner) +
+		" WHERE " + lasts + " FOR UPDATE" + skip + " ON DUPLICATE KEY UPDATE " + set
 }
 
 // toldTTL is what a renewal of a lease of ttl writes as its TTL. If it makes the lease last for
@@ -318,9 +377,14 @@ func toldTTL(ttl, lasts time.Duration) string {
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
 // heldSQL asks which of leases are live and ours: name, token, microseconds left.
+//
+//	SELECT name, token,
+//	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0)
+//	FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') AND owner = 'me'
+//	  AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))
 func (l *Locker) heldSQL(leases []*Lease) string {
-	return fmt.Sprintf("SELECT name, token, %s FROM %s WHERE %s AND owner = %s AND %s",
-		schema.Remaining(""), l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner), schema.Live(""))
+	return "SELECT name, token, " + schema.Remaining("") + " FROM " + l.cfg.Table.String() +
+		" WHERE " + l.rowsOf(leases) + " AND owner = " + schema.Literal(l.owner) + " AND " + schema.Live("")
 }
 
 // unknown reports that a statement may have done its work although it failed:
