@@ -79,12 +79,19 @@ func (l *Lock) isFree() {
 
 // takeSQL acquires the lock of that name on a session, with the identity of the session, if nobody has the lock. The
 // answer is 1 if it has, and 0 if somebody has the lock.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */
+//	  IF(CONNECTION_ID() = 12, IF(@@read_only, -2, IF(@@innodb_read_only, -2,
+//	    GET_LOCK(_utf8mb4'mysqllock:app/k', 0) AND GET_LOCK(_utf8mb4'mysqllock-carrier-…', 0))), -1) LIMIT 1
 func (lc *lockConn) takeSQL(name string) string {
 	both := fmt.Sprintf("GET_LOCK(%s, 0) AND GET_LOCK(%s, 0)", lockname.Literal(name), lockname.Literal(lc.identity))
 	return server.Ask(lc.here(both))
 }
 
 // releaseSQL takes the lock off its session.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */
+//	  RELEASE_LOCK(_utf8mb4'mysqllock:app/k'), RELEASE_LOCK(_utf8mb4'mysqllock-carrier-…') LIMIT 1
 func (l *Lock) releaseSQL() string {
 	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(l.name), lockname.Literal(l.conn.identity)))
 }

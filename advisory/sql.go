@@ -16,6 +16,9 @@ import (
 // it is meant for, since a proxy may have sent it elsewhere; and that the server still
 // takes writes. Names need no quoting. On the application's connections, which have any character
 // set, they are [lockname.Literal] or [lockname.Value].
+//
+// Comments show the statements for the lock on the key 'k' of the namespace 'app', which is named mysqllock:app/k, on the
+// connection 12. Of the name of the connection's identity, mysqllock-carrier-…, the 32 digits are left out.
 
 // The answers of a statement that has done nothing.
 const (
@@ -26,6 +29,8 @@ const (
 // Setup is the statement that connections for [strategy.Config.Conns] begin with. The
 // server ends them, and releases the locks that they hold, when they have been silent
 // for ttl.
+//
+//	SET @mysqllock = @@autocommit, SESSION autocommit = 1, timestamp = DEFAULT, sql_mode = '', …, wait_timeout = 30
 func Setup(ttl time.Duration) string {
 	return fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, wait_timeout = %d", server.OwnSettings, int(silentFor(ttl)/time.Second))
 }
@@ -36,7 +41,9 @@ func silentFor(ttl time.Duration) time.Duration {
 }
 
 // here is an SQL expression that is value on the lock connection, and elsewhere on
-// another connection. On a server that takes no writes it is readOnly.
+// another connection. On a server that takes no writes it is readOnly. For GET_LOCK(?, 0):
+//
+//	IF(CONNECTION_ID() = 12, IF(@@read_only, -2, IF(@@innodb_read_only, -2, GET_LOCK(?, 0))), -1)
 func (lc *lockConn) here(value string) string {
 	return "IF(CONNECTION_ID() = " + strconv.FormatUint(lc.id, 10) + ", " + lc.writable(value) + ", " + elsewhere + ")"
 }
@@ -57,7 +64,9 @@ func (lc *lockConn) openSQL() string { return "SELECT " + lc.here("GET_LOCK('"+l
 // pingSQL answers 1. To a ping of the protocol a proxy could answer by itself.
 func (lc *lockConn) pingSQL() string { return "SELECT " + lc.here("1") }
 
-// freeSQL releases the locks of batch, with one short answer.
+// freeSQL releases the locks of batch, with one short answer. For two:
+//
+//	DO RELEASE_LOCK('mysqllock:app/k'), RELEASE_LOCK('mysqllock:app/l')
 func freeSQL(batch []*request) string {
 	var b strings.Builder
 	b.Grow(len(batch) * 96)
@@ -86,7 +95,10 @@ func (lc *lockConn) batchBlock(batch []*request) pool.Block {
 }
 
 // batchSQL runs the requests of batch in their order. It answers one digit for each: 1 if
-// it was done, 2 if it was interrupted.
+// it was done, 2 if it was interrupted. For a release of k, and a request for l:
+//
+//	SELECT IF(CONNECTION_ID() = 12, IF(@@read_only, -2, IF(@@innodb_read_only, -2, CONCAT(
+//	  COALESCE(RELEASE_LOCK('mysqllock:app/k'), 2), COALESCE(GET_LOCK('mysqllock:app/l', 0), 2)))), -1)
 func (lc *lockConn) batchSQL(batch []*request) string {
 	var b strings.Builder
 	b.Grow(len(batch) * 128)
@@ -117,7 +129,13 @@ const (
 // waitSQL waits for the lock, at most for bound, for a caller that has waited since then. If the
 // connection holds the lock already, the statement releases it first, to those that wait. After the
 // wait it checks again that the server takes writes: both servers evaluate a branch of IF only after
-// they have chosen it.
+// they have chosen it. On MySQL:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(3000) */ /* mysqllock waits 1 ms */
+//	  IF(CONNECTION_ID() = 12, IF(@@read_only, -2, IF(@@innodb_read_only, -2,
+//	    IF(RELEASE_LOCK('mysqllock:app/k') IS NULL OR IS_FREE_LOCK('mysqllock:app/k'),
+//	      IF(GET_LOCK('mysqllock:app/k', 3), IF(@@read_only, -2, IF(@@innodb_read_only, -2, 1)), 0),
+//	      IF(GET_LOCK('mysqllock:app/k', 3), IF(@@read_only, -2, IF(@@innodb_read_only, -2, 2)), 0)))), -1)
 func (lc *lockConn) waitSQL(name string, since time.Time, bound time.Duration) string {
 	begin, seconds := lc.l.cfg.Info.WaitsNamed(since, bound)
 	granted := func(answer string) string {
@@ -127,6 +145,8 @@ func (lc *lockConn) waitSQL(name string, since time.Time, bound time.Duration) s
 }
 
 // heldSQL is true if all locks are held.
+//
+//	IS_USED_LOCK(_utf8mb4'mysqllock-carrier-…') = 12 AND IS_USED_LOCK(_utf8mb4'mysqllock:app/k') = 12
 func heldSQL(locks []*Lock) string {
 	var terms []string
 	held := func(name string, k *lockConn) {
@@ -145,6 +165,11 @@ func heldSQL(locks []*Lock) string {
 
 // holderSQL asks for the holder of the lock: id, user and host of its connection, and
 // with programs the name of its program.
+//
+//	SELECT h.id, p.USER, p.HOST, (SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a
+//	  WHERE a.PROCESSLIST_ID = h.id AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)
+//	FROM (SELECT IS_USED_LOCK('mysqllock:app/k') AS id) h
+//	LEFT JOIN (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p ON p.ID = h.id WHERE h.id IS NOT NULL
 func holderSQL(name string, programs bool) string {
 	program := "''"
 	if programs {
