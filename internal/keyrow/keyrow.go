@@ -158,6 +158,12 @@ func (r *Rows) noted(ctx context.Context, conn driver.Conn) (int, error) {
 
 // note notes how many rows the keys share, if no key has a row of its own yet. It locks
 // the high-water row meanwhile, so that no one makes such a row.
+// Between START TRANSACTION and COMMIT it sends, one after the other, for 64 rows:
+//
+//	SELECT 1 FROM mysqllock WHERE namespace = '' AND name = '' FOR UPDATE;
+//	SELECT 1 FROM mysqllock WHERE namespace = 'app' AND NOT (LEFT(name, 7) = '\0stripe')
+//	  AND NOT (namespace = '' AND name = '') LIMIT 1;
+//	INSERT IGNORE INTO mysqllock (namespace, name, token) VALUES ('app', '\0stripes', 64)
 func (r *Rows) note(ctx context.Context, conn driver.Conn) (err error) {
 	if err := server.Exec(ctx, conn, "START TRANSACTION"); err != nil {
 		return err
@@ -345,6 +351,10 @@ func (r *Rows) read(ctx context.Context, conn driver.Conn, keys []string) (map[s
 	return token, nil
 }
 
+// readSQL is the text of read:
+//
+//	SELECT name, token FROM mysqllock WHERE namespace = 'app' AND name IN ('k', '\0stripes')
+//	UNION ALL SELECT name, token FROM mysqllock WHERE namespace = '' AND name = ''
 func (r *Rows) readSQL(keys []string) string {
 	from := "SELECT name, token FROM " + r.cfg.Table.String() + " WHERE "
 	return from + schema.Rows(r.cfg.Namespace, append(slices.Clone(keys), schema.Stripes)) + " UNION ALL " + from + schema.HighWater
@@ -352,7 +362,11 @@ func (r *Rows) readSQL(keys []string) string {
 
 // insertSQL makes the rows of keys, with the token of the high-water row. It locks that row first:
 // so it waits for a clean-up that is about to raise the high-water mark, and for a program that
-// notes that keys share rows; and none of them begins before the rows exist.
+// notes that keys share rows; and none of them begins before the rows exist. For two keys:
+//
+//	INSERT IGNORE INTO mysqllock (namespace, name, token, expires)
+//	SELECT 'app', k, token, UTC_TIMESTAMP(6) FROM mysqllock JOIN (SELECT 'k' AS k UNION ALL SELECT 'l') d
+//	WHERE namespace = '' AND name = '' LOCK IN SHARE MODE
 func (r *Rows) insertSQL(keys []string) string {
 	lines := make([][]string, len(keys))
 	for i, key := range keys {

@@ -72,7 +72,9 @@ func Literal(name string) string { return "_utf8mb4'" + name + "'" }
 const Value = "CONVERT(? USING utf8mb4)"
 
 // SQLOfWakeUp is [OfWakeUp] as an SQL expression, for the row whose name is the value of the
-// SQL expression row.
+// SQL expression row. For the column name:
+//
+//	CONCAT('mysqllock-lease-', LEFT(SHA2(CONCAT('app\0', name), 256), 40))
 func SQLOfWakeUp(namespace, row string) string {
 	return fmt.Sprintf("CONCAT('%s', LEFT(SHA2(CONCAT(x'%x', %s), 256), 40))", WakeUp, namespace+"\x00", row)
 }

@@ -153,7 +153,11 @@ func (c *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int, 
 }
 
 // freeSQL looks up one row after the other by its primary key, until it has found one that is free.
-// It begins with a random one: processes that all began with the first would collide.
+// It begins with a random one: processes that all began with the first would collide. For two slots:
+//
+//	SELECT i FROM (SELECT 1 AS i, 'k2' AS n UNION ALL SELECT 2, 'k3') d
+//	STRAIGHT_JOIN mysqllock ON namespace = 'app' AND name = n
+//	WHERE NOT (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)) LIMIT 1 FOR UPDATE SKIP LOCKED
 func (c *Config) freeSQL(rows []string, open []int) string {
 	lines := make([][]string, len(open))
 	for i, first := 0, rand.N(len(open)); i < len(open); i++ {
