@@ -159,6 +159,9 @@ type Found struct {
 
 // identify asks for the id, the server and the settings of the connection, and for the
 // value of an SQL expression, unless that is "".
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(),
+//	  CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type LIMIT 1
 func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error) {
 	text := "SELECT " + server.Untimed + "CONNECTION_ID(), " + server.Node + ", @mysqllock, @@completion_type"
 	if ask != "" {

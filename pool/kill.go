@@ -44,7 +44,10 @@ func (p *Pool) EndQuery(ctx context.Context, mark string) {
 
 // killMarked sends a KILL to the connection that runs the statement with mark, if any. The
 // condition has the mark in two halves, so that it finds no other connection that is looking for
-// the same statement.
+// the same statement. It finds the mark 6f1c so:
+//
+//	SELECT ID FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p
+//	WHERE INFO LIKE CONCAT('%', '6f', '1c', '%') AND ID <> CONNECTION_ID()
 func (p *Pool) killMarked(ctx context.Context, mark string) (sent bool, err error) {
 	half := len(mark) / 2
 	return p.kill(ctx, "KILL QUERY", server.OtherIDs("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
@@ -86,13 +89,20 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 
 // atItsServer is the condition that the server is the one that c leads to, and was not restarted since.
+// The name of the server is a hexadecimal literal in the text:
+//
+//	CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */) = 'db1 3306 1 /data'
+//	AND (SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */
+//	  /*M!100000 information_schema.GLOBAL_STATUS */ WHERE VARIABLE_NAME = 'UPTIME') > 90
 func (c *Conn) atItsServer() string {
 	return server.Node + " = " + schema.Literal(c.node) + " AND " + server.Up(time.Since(c.opened))
 }
 
 // EndConnection ends the connection with that id, if the SQL expression condition is true.
 // over reports that it has ended, or that the condition is not true. That can take the server a
-// while, since it ends the connection's statement first.
+// while, since it ends the connection's statement first. For the connection 12 that has an advisory lock:
+//
+//	SELECT 12 FROM DUAL WHERE 12 <> CONNECTION_ID() AND IS_USED_LOCK(_utf8mb4'mysqllock:app/k') = 12
 func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (over bool, err error) {
 	sent, err := p.kill(ctx, "KILL CONNECTION", fmt.Sprintf("SELECT %d FROM DUAL WHERE %[1]d <> CONNECTION_ID() AND %s", id, condition))
 	return !sent && err == nil, err
@@ -100,7 +110,10 @@ func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (
 
 // KillSilent closes the connection that has the named lock on the server that seen leads to, if it
 // has run nothing for at least silence. It sees connections of its own node only, and without the
-// privilege PROCESS of its own account only.
+// privilege PROCESS of its own account only. It finds a connection that was silent for a second so, with atItsServer:
+//
+//	SELECT ID FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p
+//	WHERE ID = IS_USED_LOCK('mysqllock-lease-…') AND COMMAND = 'Sleep' AND TIME >= 1 AND … AND ID <> CONNECTION_ID()
 func (p *Pool) KillSilent(ctx context.Context, seen *Conn, lock string, silence time.Duration) error {
 	if !seen.identified() {
 		return nil

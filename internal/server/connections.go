@@ -15,7 +15,14 @@ import (
 // the error of [Unlisted]. performance_schema has the same list for every account. It is empty if
 // performance_schema is off, and older servers do not have it; then there is only the other one.
 // INFO has the first 1,024 bytes of the text there, and 65,535 on MariaDB, so what is looked for
-// stands in front.
+// stands in front. On MySQL from 8.0.22 on:
+//
+//	(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM performance_schema.processlist
+//	  UNION ALL SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO FROM information_schema.PROCESSLIST WHERE NOT @@performance_schema) p
+//
+// On MariaDB:
+//
+//	(SELECT ID, USER, HOST, COMMAND, TIME, STATE, INFO, TIME_MS, QUERY_ID FROM information_schema.PROCESSLIST) p
 const Connections = "(SELECT " + listed + " /*M!100000 , TIME_MS, QUERY_ID */ FROM /*!80022 performance_schema.processlist" +
 	" UNION ALL SELECT " + listed +
 	" FROM */ information_schema.PROCESSLIST /*!80022 WHERE NOT @@performance_schema */) p"
@@ -24,6 +31,9 @@ const listed = "ID, USER, HOST, COMMAND, TIME, STATE, INFO"
 
 // ProgramOf is an SQL expression for the name of the program at the other end of a connection, as it
 // says itself, on a server with Attributes.
+//
+//	(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = h.id
+//	  AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)
 func ProgramOf(id string) string {
 	return "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a WHERE a.PROCESSLIST_ID = " + id +
 		" AND a.ATTR_NAME IN ('mysqllock_owner', 'program_name') ORDER BY a.ATTR_NAME LIMIT 1)"

@@ -235,7 +235,9 @@ func (f Flavour) Within(d time.Duration) (hint, tail string) {
 	return "", fmt.Sprintf(" WAIT %d", max(1, int((d+time.Second-1)/time.Second)))
 }
 
-// Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint.
+// Bounded begins a SELECT that the server ends after d. MySQL skips the comment, MariaDB the hint. For 2.5 s:
+//
+//	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
 func Bounded(d time.Duration) string {
 	return fmt.Sprintf("/*M!100000 SET STATEMENT max_statement_time = %.3f FOR */ SELECT /*+ MAX_EXECUTION_TIME(%d) */ ",
 		d.Seconds(), d.Milliseconds())
@@ -243,7 +245,9 @@ func Bounded(d time.Duration) string {
 
 // WaitsNamed begins a SELECT that waits for a named lock for at most bound, for a caller that waits
 // since then, and says for how many seconds GET_LOCK is to wait. The server limits the wait as
-// well, so that a waiter whose client is gone disappears by itself.
+// well, so that a waiter whose client is gone disappears by itself. On MySQL, for 3 s:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(3000) */ /* mysqllock waits 1 ms */ …
 func (f Flavour) WaitsNamed(since time.Time, bound time.Duration) (begin, seconds string) {
 	bound = max(bound, time.Millisecond)
 	comment := "/* mysqllock " + Waits(since) + " */ "

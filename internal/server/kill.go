@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql/driver"
-	"fmt"
 	"time"
 )
 
@@ -16,13 +15,19 @@ const ClientPort = "SUBSTRING_INDEX(HOST, ':', -1)"
 const client = "USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - CHAR_LENGTH(" + ClientPort + ")), HOST)"
 
 // SameClient is the condition for a row of [Connections] that it has the same account and machine as
-// the connection that asks, and that also is true for the latter.
+// the connection that asks, and that also is true for the latter. For TRUE:
+//
+//	(USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - CHAR_LENGTH(SUBSTRING_INDEX(HOST, ':', -1))), HOST))
+//	  = (SELECT USER, IF(LOCATE(':', HOST) > 0, LEFT(HOST, CHAR_LENGTH(HOST) - CHAR_LENGTH(SUBSTRING_INDEX(HOST, ':', -1))), HOST)
+//	    FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p WHERE ID = CONNECTION_ID() AND TRUE)
 func SameClient(also string) string {
-	return fmt.Sprintf("(%s) = (SELECT %[1]s FROM "+Connections+" WHERE ID = CONNECTION_ID() AND %s)", client, also)
+	return "(" + client + ") = (SELECT " + client + " FROM " + Connections + " WHERE ID = CONNECTION_ID() AND " + also + ")"
 }
 
 // OtherIDs is a query for the ids of the connections for which condition is true, without the one that
 // asks.
+//
+//	SELECT ID FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p WHERE HOST = 'web1:4711' AND ID <> CONNECTION_ID()
 func OtherIDs(condition string) string {
 	return "SELECT ID FROM " + Connections + " WHERE " + condition + " AND ID <> CONNECTION_ID()"
 }

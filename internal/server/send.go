@@ -91,7 +91,13 @@ type packet struct {
 	answering []int // which of texts each result set proves
 }
 
-// join joins texts, with a statement in front; "" is none.
+// join joins texts, with a statement in front; "" is none. For a write that ends a unit of work, with the
+// count of its rows, COMMIT, and the lock for the next caller:
+//
+//	UPDATE products SET stock = 1 WHERE id = 42
+//	; SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ ROW_COUNT() LIMIT 1; COMMIT; SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ 1;
+//	SELECT /*+ SET_VAR(lock_wait_timeout = 1) */ owner, versioned
+//	FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT
 func join(statement string, texts []string) packet {
 	p := packet{texts: texts}
 	var b strings.Builder
@@ -257,7 +263,9 @@ func SendSingly(ctx context.Context, conn driver.Conn, texts ...string) (answers
 }
 
 // Guard is a statement that stops a text of several where the SQL expression condition is not true: it fails then,
-// and those behind it do not run. Where it is true the answer is 1.
+// and those behind it do not run. Where it is true the answer is 1. For ROW_COUNT() = 2:
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ IF(ROW_COUNT() = 2, 1, (SELECT 1 UNION ALL SELECT 2)) LIMIT 1
 func (f Flavour) Guard(condition string) string { return Ask(f.Require(condition)) }
 
 // Ask is a statement that answers with SQL expressions, whatever limits the application has set: by sql_select_limit = 0 nothing
@@ -265,6 +273,8 @@ func (f Flavour) Guard(condition string) string { return Ask(f.Require(condition
 func Ask(expressions string) string { return "SELECT " + Untimed + expressions + " LIMIT 1" }
 
 // Rows answers with how many rows the statement before it has changed.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ ROW_COUNT() LIMIT 1
 var Rows = Ask("ROW_COUNT()")
 
 // Require is an SQL expression that is 1 where condition is true. Else the statement fails.
@@ -285,6 +295,8 @@ func Stopped(err error) bool {
 
 // Counted is Rows where there are any. If there are none, it fails, in a way that no statement
 // of a caller's does ([Unchanged]), so that those behind it do not run.
+//
+//	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(720.0424 + ROW_COUNT())) LIMIT 1
 var Counted = Ask("IF(ROW_COUNT() > 0, ROW_COUNT(), EXP(" + tooLarge + " + ROW_COUNT()))")
 
 // tooLarge is in the text of the error 1690 of Counted, which has the expression.

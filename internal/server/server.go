@@ -77,7 +77,10 @@ const Node = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000
 // Up is the condition that the server has been up for longer than age, so that it is never true on
 // a server that was restarted since. The server tells whole seconds, the difference of two times
 // that are cut off: up to one more than it has been up. So on a server that was started less than
-// two seconds before that time the condition may be false.
+// two seconds before that time the condition may be false. For 90 s:
+//
+//	(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */ /*M!100000 information_schema.GLOBAL_STATUS */
+//	  WHERE VARIABLE_NAME = 'UPTIME') > 90
 func Up(age time.Duration) string {
 	return fmt.Sprintf("(SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */"+
 		" /*M!100000 information_schema.GLOBAL_STATUS */"+
@@ -167,6 +170,10 @@ var probed = [says]struct{ both, mysql, mariadb string }{
 const globalVariable = "(SELECT VARIABLE_VALUE FROM performance_schema.global_variables WHERE VARIABLE_NAME = "
 
 // probe is one text for MySQL and MariaDB. LIMIT overrides sql_select_limit.
+//
+//	SELECT VERSION(), DATABASE(), @@innodb_rollback_on_timeout, @@read_only OR @@innodb_read_only,
+//	  /*!80000 @@transaction_isolation */ /*M!100000 @@tx_isolation */,
+//	  /*!80000 0 */ /*M!100000 @@idle_transaction_timeout */, …, @@version, @@version_comment LIMIT 1
 var probe = func() string {
 	var columns []string
 	for _, c := range probed {

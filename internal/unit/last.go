@@ -153,6 +153,11 @@ func query(st *statement.Statement) *rowlock.Behind {
 }
 
 // alone has the write of a unit that is nothing else go out with the lock in front, and COMMIT behind it.
+// The lock statement is aloneSQL of package rowlock:
+//
+//	/* mysqllock 6f1c */ SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), MAX(token), … FOR UPDATE NOWAIT;
+//	/* mysqllock 6f1c */ UPDATE products SET stock = 1 WHERE id = 42
+//	; SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ ROW_COUNT() LIMIT 1; COMMIT
 func (o *opener) alone(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Writes: true, Send: func(
 		ctx context.Context, on *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
