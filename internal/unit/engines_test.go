@@ -173,9 +173,9 @@ func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
 	}
 }
 
-// TestLeasesOnTiDB: a lease is taken, fenced, renewed and released in transactions that lock its
-// row first, and in no other words.
-func TestLeasesOnTiDB(t *testing.T) {
+// TestALeaseOnTiDBLocksItsRowFirst, in each transaction in which it is taken, fenced, renewed or released, and in no
+// other words.
+func TestALeaseOnTiDBLocksItsRowFirst(t *testing.T) {
 	const (
 		row    = "WHERE namespace = X AND name = X"
 		lock   = "SELECT token, left " + row + " FOR UPDATE NOWAIT"

@@ -187,9 +187,9 @@ func (o oneConn) Connect(ctx context.Context) (driver.Conn, error) {
 	return o.Server.Connect(ctx)
 }
 
-// TestNoConnectionToSetUp: the first lock of a handle asks the server what it is, on a connection of
-// the driver's own.
-func TestNoConnectionToSetUp(t *testing.T) {
+// TestTheFirstLockIsRefusedWithoutAConnectionToSetUp: it asks the server what it is, on a connection of the driver's
+// own.
+func TestTheFirstLockIsRefusedWithoutAConnectionToSetUp(t *testing.T) {
 	k, err := mysqllock.Wrap(oneConn{fakeserver.New(), new(atomic.Int32)}, mysqllock.Config{Schema: "manual"})
 	must(t, err)
 	db := sql.OpenDB(k)
@@ -341,9 +341,8 @@ func TestWhatIsLostIsHeldNoMore(t *testing.T) {
 	must(t, tx.Rollback())
 }
 
-// TestABrokenBeginUnderALock: a lock that was granted beside the transaction is given back, and its caller
-// is told which it was.
-func TestABrokenBeginUnderALock(t *testing.T) {
+// TestABrokenBeginGivesItsLockBack that was granted beside the transaction, and its caller is told which it was.
+func TestABrokenBeginGivesItsLockBack(t *testing.T) {
 	for strategy, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory()} {
 		for text, opts := range map[string]*sql.TxOptions{"START TRANSACTION": nil, "SET TRANSACTION": {Isolation: sql.LevelReadCommitted}} {
 			s, db, _ := open(t)

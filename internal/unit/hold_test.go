@@ -18,8 +18,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDDLInAHold: it runs if no transaction has the lock, and stops when the lock is lost.
-func TestDDLInAHold(t *testing.T) {
+// TestDDLInAHoldRunsIfNoTransactionHasTheLock, and stops when the lock is lost.
+func TestDDLInAHoldRunsIfNoTransactionHasTheLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		columns := func() int {
@@ -125,8 +125,8 @@ func TestLockTableIsDropped(t *testing.T) {
 	})
 }
 
-// TestHoldThatHasEnded: what goes on with a hold's context, which was kept from ending.
-func TestHoldThatHasEnded(t *testing.T) {
+// TestAnEndedHoldRefusesWhatGoesOnWithItsContext, which was kept from ending.
+func TestAnEndedHoldRefusesWhatGoesOnWithItsContext(t *testing.T) {
 	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		opts := stock.KeptAs()[t.Name()[strings.LastIndexByte(t.Name(), '/')+1:]]
 		for _, rollback := range []bool{false, true} {
@@ -164,9 +164,9 @@ func TestHoldThatHasEnded(t *testing.T) {
 	})
 }
 
-// TestReadInAHoldOfALockContext: a lock context goes on after a hold that was taken in
-// it, but not with what was read there.
-func TestReadInAHoldOfALockContext(t *testing.T) {
+// TestALockContextGoesOnAfterAHoldWithoutItsReads: the hold was taken in it, and what was read there decides nothing
+// after it.
+func TestALockContextGoesOnAfterAHoldWithoutItsReads(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "optimistic": lockctx.Optimistic()} {
@@ -195,8 +195,8 @@ func TestReadInAHoldOfALockContext(t *testing.T) {
 	})
 }
 
-// TestHoldThatJoins keeps the lock of the lock context around it to its own end.
-func TestHoldThatJoins(t *testing.T) {
+// TestAHoldThatJoinsKeepsTheLockToItsEnd, that of the lock context around it.
+func TestAHoldThatJoinsKeepsTheLockToItsEnd(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
@@ -264,9 +264,9 @@ func TestHoldThatJoins(t *testing.T) {
 	})
 }
 
-// TestKeyInAnotherContextsTransaction: a statement of a lock context has made its key
-// part of another one's transaction.
-func TestKeyInAnotherContextsTransaction(t *testing.T) {
+// TestAKeyInAnotherContextsTransactionIsLockedOnlyThere: a statement of its own lock context has made it part of that
+// transaction, which that lock context is told to use.
+func TestAKeyInAnotherContextsTransactionIsLockedOnlyThere(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockWait=2m")
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
@@ -295,9 +295,9 @@ func TestKeyInAnotherContextsTransaction(t *testing.T) {
 	})
 }
 
-// TestVersionInAnotherContextsTransaction: who has read under a version does not write in a
-// transaction of another lock context, which would remember the version as it is by then.
-func TestVersionInAnotherContextsTransaction(t *testing.T) {
+// TestNobodyWritesInAnotherContextsTransactionUnderAVersion under which it has read: the other lock context would
+// remember the version as it is by then.
+func TestNobodyWritesInAnotherContextsTransactionUnderAVersion(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for name, opts := range stock.KeptAs() {
@@ -461,9 +461,8 @@ func TestReadOutlivesALease(t *testing.T) {
 	})
 }
 
-// TestHoldWithoutReads: a lock context goes on after a hold in which nothing was read,
-// and in it.
-func TestHoldWithoutReads(t *testing.T) {
+// TestALockContextGoesOnAfterAHoldWithoutReads, and in it.
+func TestALockContextGoesOnAfterAHoldWithoutReads(t *testing.T) {
 	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
 		const more = "UPDATE p SET stock = stock + 1 WHERE id = 1"
 		for _, key := range keys {
@@ -490,9 +489,8 @@ func TestHoldWithoutReads(t *testing.T) {
 	})
 }
 
-// TestHoldWithoutALockContext: there is nothing that goes on after it. What the program
-// does with other contexts is its own.
-func TestHoldWithoutALockContext(t *testing.T) {
+// TestNothingGoesOnAfterAHoldWithoutALockContext. What the program does with other contexts is its own.
+func TestNothingGoesOnAfterAHoldWithoutALockContext(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for _, opt := range grantHolds() {
@@ -515,9 +513,9 @@ func TestHoldWithoutALockContext(t *testing.T) {
 	})
 }
 
-// TestReadBeforeAHold: what the lock context has read itself does not keep what was read
-// in a hold from being changed after it, unless the hold's lock became its own.
-func TestReadBeforeAHold(t *testing.T) {
+// TestAReadBeforeAHoldDoesNotStandForOneInIt: what the lock context has read itself does not keep what was read in a
+// hold from being changed after it, unless the hold's lock became its own.
+func TestAReadBeforeAHoldDoesNotStandForOneInIt(t *testing.T) {
 	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
 		ctx, cancel := with()
 		defer cancel()
@@ -583,9 +581,9 @@ func TestReadOutlivesALostHold(t *testing.T) {
 	})
 }
 
-// TestTransactionAfterAHold: the hold's own lock is not asked for in it, although a read
-// in the hold has begun the lock context's unit of work.
-func TestTransactionAfterAHold(t *testing.T) {
+// TestATransactionAfterAHoldDoesNotAskForItsLock, although a read in the hold has begun the lock context's unit of
+// work.
+func TestATransactionAfterAHoldDoesNotAskForItsLock(t *testing.T) {
 	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
 		for _, key := range keys {
 			for _, conned := range []bool{false, true} {
@@ -620,8 +618,8 @@ func TestTransactionAfterAHold(t *testing.T) {
 	})
 }
 
-// TestTransactionLeftOpenInAHold: that was begun in it, and has written.
-func TestTransactionLeftOpenInAHold(t *testing.T) {
+// TestATransactionLeftOpenInAHoldIsNotCommitted: it was begun in it, and has written.
+func TestATransactionLeftOpenInAHoldIsNotCommitted(t *testing.T) {
 	inHolds(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() (context.Context, func()), opt lockctx.Option, keys []string) {
 		for _, key := range keys {
 			ctx, cancel := with()
@@ -687,8 +685,8 @@ func TestInnerHoldsStopNobody(t *testing.T) {
 	})
 }
 
-// TestHoldsHaveAllConnections of a new handle, which goes on: a transaction in a hold needs none.
-func TestHoldsHaveAllConnections(t *testing.T) {
+// TestANewHandleGoesOnWhereHoldsHaveAllConnections: a transaction in a hold needs none.
+func TestANewHandleGoesOnWhereHoldsHaveAllConnections(t *testing.T) {
 	_, db, _ := openWith(t, mysqllock.Config{MaxConns: 6})
 	const callers = 3 // three connections are kept
 	var all, inside sync.WaitGroup
@@ -714,9 +712,9 @@ func TestHoldsHaveAllConnections(t *testing.T) {
 	all.Wait()
 }
 
-// TestSavepointAsItsHoldEnds: a transaction of the lock context that has joined the hold's transaction begins no other one
-// once the hold's context has ended.
-func TestSavepointAsItsHoldEnds(t *testing.T) {
+// TestNoSavepointBeginsOnceTheContextOfItsHoldHasEnded: a transaction of the lock context that has joined the hold's
+// transaction begins no other one.
+func TestNoSavepointBeginsOnceTheContextOfItsHoldHasEnded(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for range 20 {
@@ -737,9 +735,8 @@ func TestSavepointAsItsHoldEnds(t *testing.T) {
 	})
 }
 
-// TestReadBesideAHold: what the lock context reads itself while the hold is open does not stand for what was read in the
-// hold.
-func TestReadBesideAHold(t *testing.T) {
+// TestAReadBesideAHoldDoesNotStandForOneInIt: the lock context reads itself while the hold is open.
+func TestAReadBesideAHoldDoesNotStandForOneInIt(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		for name, opt := range grantHolds() {

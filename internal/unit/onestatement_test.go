@@ -112,9 +112,8 @@ func TestTheDSNMayAskForSeveralStatements(t *testing.T) {
 	})
 }
 
-// TestWhatCannotBePrepared: a statement with a semicolon that the server cannot prepare is refused, with what to do, and
-// the unit of work goes on. MariaDB prepares it.
-func TestWhatCannotBePrepared(t *testing.T) {
+// TestASemicolonInWhatCannotBePreparedIsRefused, with what to do, and the unit of work goes on. MariaDB prepares it.
+func TestASemicolonInWhatCannotBePreparedIsRefused(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		mysql.RegisterReaderHandler(s.Name, func() io.Reader { return strings.NewReader("7;10\n") })
 		defer mysql.DeregisterReaderHandler(s.Name)

@@ -360,9 +360,8 @@ func TestRowsOfReturningMayHaveChangedSomething(t *testing.T) {
 	})
 }
 
-// TestDecisionUnderATransaction: the COMMIT of a transaction gives the lock back, and
-// so does its ROLLBACK.
-func TestDecisionUnderATransaction(t *testing.T) {
+// TestTheEndOfATransactionGivesTheLockOfADecisionBack, its COMMIT as well as its ROLLBACK.
+func TestTheEndOfATransactionGivesTheLockOfADecisionBack(t *testing.T) {
 	withStrategies(t, func(t *testing.T, s *stock.Shop, db *sql.DB, with func() context.Context) {
 		for _, commit := range []bool{true, false} {
 			ctx := with()
@@ -422,8 +421,8 @@ func TestHoldKeepsItsDecisionsToTheEnd(t *testing.T) {
 	})
 }
 
-// TestStaleReadOnTwoHandles: a lock context is one on all handles.
-func TestStaleReadOnTwoHandles(t *testing.T) {
+// TestAReadIsStaleOnEveryHandle: a lock context is one on all of them.
+func TestAReadIsStaleOnEveryHandle(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		ctx := lockctx.With(dbtest.Limited(t), "k")
@@ -647,9 +646,9 @@ type shower interface {
 	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
 }
 
-// TestDecisionsOnWhatIsShown: whatever shows its caller data outside a transaction opens
-// a decision, also where it is no SELECT, or leaves the data in a variable.
-func TestDecisionsOnWhatIsShown(t *testing.T) {
+// TestWhateverShowsDataOpensADecision outside a transaction, also where it is no SELECT, or leaves the data in a
+// variable.
+func TestWhateverShowsDataOpensADecision(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE get_stock(n INT) SELECT stock FROM p WHERE id = n")
 		dbtest.Exec(t, s.Plain, "CREATE PROCEDURE out_stock(OUT n INT) SELECT stock INTO n FROM p WHERE id = 1")
@@ -746,10 +745,9 @@ func TestDecisionsOnWhatIsShown(t *testing.T) {
 	})
 }
 
-// TestDecisionOnAnotherHandle: once a handle has given back, or lost, the lock under which
-// a lock context has read, nothing that was decided on it is written through another
-// handle either.
-func TestDecisionOnAnotherHandle(t *testing.T) {
+// TestADecisionIsWrittenOnNoOtherHandleOnceItsLockIsGone: the handle under whose lock the lock context has read has
+// given it back, or lost it.
+func TestADecisionIsWrittenOnNoOtherHandleOnceItsLockIsGone(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, two := s.Handle(), s.Handle()
 		over := map[string]func(cancel func()){

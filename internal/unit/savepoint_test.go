@@ -164,8 +164,8 @@ func TestGoingBackFreesNoDecision(t *testing.T) {
 	})
 }
 
-// TestManyGoBack: whoever commits has decided under the lock.
-func TestManyGoBack(t *testing.T) {
+// TestWhoeverCommitsAfterGoingBackHasDecidedUnderTheLock, of many callers, too.
+func TestWhoeverCommitsAfterGoingBackHasDecidedUnderTheLock(t *testing.T) {
 	rounds := 3
 	if long {
 		rounds = 20

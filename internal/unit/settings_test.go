@@ -188,9 +188,9 @@ func TestReadOnlyTransactionsWriteNothing(t *testing.T) {
 	})
 }
 
-// TestSessionSettingsOfTheDSN: no strategy depends on the session settings with which the
-// application's connections begin, whatever way is taken.
-func TestSessionSettingsOfTheDSN(t *testing.T) {
+// TestNoStrategyDependsOnSessionSettingsOfTheDSN, with which the application's connections begin, whatever way is
+// taken.
+func TestNoStrategyDependsOnSessionSettingsOfTheDSN(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for i, setting := range []string{
 			"group_concat_max_len=4", "sql_select_limit=0", "sql_select_limit=1", "sql_big_selects=0&max_join_size=1", "max_execution_time=1", "max_statement_time=0.2",
@@ -305,9 +305,9 @@ func escaped(setting string) string {
 	return strings.NewReplacer("'", "%27", "+", "%2B", " ", "%20", ":", "%3A", ",", "%2C").Replace(setting)
 }
 
-// TestCharacterSetsOfTheDSN: programs whose connections have different character sets exclude each
-// other, whatever the key consists of, or one of them is told that it cannot.
-func TestCharacterSetsOfTheDSN(t *testing.T) {
+// TestProgramsWithDifferentCharacterSetsExcludeEachOther, whatever the key consists of, or one of them is told that
+// it cannot.
+func TestProgramsWithDifferentCharacterSetsExcludeEachOther(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		const change = "UPDATE p SET stock = stock + 1 WHERE id = 1"
 		lock := func(db *sql.DB, key string, opts ...lockctx.Option) (*sql.Tx, error) {

@@ -23,9 +23,8 @@ func functions(s *stock.Shop, t *testing.T) {
 	dbtest.Exec(t, s.Plain, "CREATE FUNCTION stores(a INT) RETURNS INT DETERMINISTIC BEGIN INSERT INTO logged VALUES (a); RETURN a; END")
 }
 
-// TestASecondKeyAfterASnapshot: one that comes after a statement which has taken a snapshot is refused,
-// and one after a statement which took none is good.
-func TestASecondKeyAfterASnapshot(t *testing.T) {
+// TestASecondKeyAfterASnapshotIsRefused, and one after a statement that took none is good.
+func TestASecondKeyAfterASnapshotIsRefused(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE other (n INT)")
@@ -74,8 +73,8 @@ func TestASecondKeyAfterASnapshot(t *testing.T) {
 	})
 }
 
-// TestASecondKeyAtLevels: what is refused follows the isolation level, wherever it is set.
-func TestASecondKeyAtLevels(t *testing.T) {
+// TestWhetherASecondKeyIsRefusedFollowsTheIsolationLevel, wherever that is set.
+func TestWhetherASecondKeyIsRefusedFollowsTheIsolationLevel(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		variable := "transaction_isolation"
 		if s.MariaDB() {
@@ -172,9 +171,8 @@ func TestASelectWhoseFunctionWritesIsAWrite(t *testing.T) {
 	})
 }
 
-// TestWritingFunctionFenced: a lease that somebody else has taken keeps a SELECT that
-// writes from being committed.
-func TestWritingFunctionFenced(t *testing.T) {
+// TestASelectThatWritesIsNotCommittedUnderALostLease, which somebody else has taken.
+func TestASelectThatWritesIsNotCommittedUnderALostLease(t *testing.T) {
 	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		functions(s, t)
 		db := s.Handle()

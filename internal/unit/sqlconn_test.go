@@ -411,8 +411,8 @@ func TestWhatIsTakenBackRefusesNoLock(t *testing.T) {
 	})
 }
 
-// TestConnLastInsertID asks for the id of an INSERT that ran elsewhere.
-func TestConnLastInsertID(t *testing.T) {
+// TestLastInsertIDIsRefusedWhereTheINSERTRanElsewhere, and answered where it ran on the connection that is asked.
+func TestLastInsertIDIsRefusedWhereTheINSERTRanElsewhere(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		dbtest.Exec(t, s.Plain, "CREATE TABLE counted (id INT AUTO_INCREMENT PRIMARY KEY)")
 		db := s.Handle("lockNoWait=true")
@@ -466,9 +466,9 @@ func TestASQLConnSendsNoMoreWithoutAHint(t *testing.T) {
 	})
 }
 
-// TestALockWhileRowsOfASQLConnAreRead works at once, as it has a session, and the rows can be read on. A read
-// that runs beside its lock, on the connection of the rows, is refused, and closes nothing.
-func TestALockWhileRowsOfASQLConnAreRead(t *testing.T) {
+// TestALockWorksAtOnceWhileRowsOfASQLConnAreRead, as it has a session, and the rows can be read on. A read that runs
+// beside its lock, on the connection of the rows, is refused, and closes nothing.
+func TestALockWorksAtOnceWhileRowsOfASQLConnAreRead(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for mode, params := range map[string][]string{"": nil, "maxConns": {"maxConns=6"}} {
 			for kind, option := range everyStrategy {
@@ -648,9 +648,8 @@ func wantHints(t *testing.T, db *sql.DB, name string, refused bool) {
 	}
 }
 
-// TestTextTransactionInside: texts in a transaction of BeginTx's outlive it as far as
-// they do.
-func TestTextTransactionInside(t *testing.T) {
+// TestOnlyAutocommitOffOutlivesItsTransaction: no other text in a transaction of BeginTx's leaves one open.
+func TestOnlyAutocommitOffOutlivesItsTransaction(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		db.SetMaxOpenConns(1)

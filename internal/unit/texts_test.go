@@ -56,9 +56,8 @@ func TestASpentLockContextSaysBeginAgain(t *testing.T) {
 	})
 }
 
-// TestCleanUpsWithoutAPause: clean-ups that remove rows as soon as they are unused cost no caller its
-// lock.
-func TestCleanUpsWithoutAPause(t *testing.T) {
+// TestCleanUpsWithoutAPauseCostNobodyALock: they remove rows as soon as they are unused.
+func TestCleanUpsWithoutAPauseCostNobodyALock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		dbtest.OK(t, mysqllock.Do(t.Context(), db, "k", func(context.Context) error { return nil }, lockctx.Lease(stock.TTL)))

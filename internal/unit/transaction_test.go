@@ -87,8 +87,8 @@ func TestAnIdleLimitOfTheApplicationStays(t *testing.T) {
 // idleLimit is the variable that limits the silence of a session: for its life.
 const idleLimit = "wait_timeout"
 
-// Every locked transaction has its limit, however it began.
-func TestIdleLimitOfEveryLockedTransaction(t *testing.T) {
+// TestEveryLockedTransactionHasAnIdleLimit, however it began.
+func TestEveryLockedTransactionHasAnIdleLimit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle("lockTTL=20s")
 		check := func(what string, tx *sql.Tx) {
