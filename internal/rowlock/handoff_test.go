@@ -40,9 +40,9 @@ func (g *gone) Err() error {
 	return g.Context.Err()
 }
 
-// TestHandoffToOneThatGoes: the next caller goes at the moment at which the lock is handed
-// over to it. Then the caller behind it has the lock, or nobody has, and the session is free.
-func TestHandoffToOneThatGoes(t *testing.T) {
+// TestALockPassesACallerThatGoesAtItsHandoff: at that moment the caller behind it has the lock, or nobody has, and
+// the session is free.
+func TestALockPassesACallerThatGoesAtItsHandoff(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(c *strategy.Config) { c.HandOvers, c.HandOverTime = 30, time.Minute })
 		begin := func(ctx context.Context, tookOver func(*pool.Conn)) (*rowlock.Begun, error) {
@@ -353,7 +353,7 @@ func (d *disturbing) release(t *testing.T, s *stock.Shop, db *sql.DB, name strin
 func TestADisturbedHandoffTellsWhatBecameOfTheCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for name, test := range dbtest.DisturbedCommits() {
-			if strings.HasPrefix(name, "killed after") { // an error ends a packet: see TestAPacketStoppedAnywhere
+			if strings.HasPrefix(name, "killed after") { // an error ends a packet: see TestAPacketStoppedAnywhereTellsTheTruth
 				continue
 			}
 			d := &disturbing{with: test.Disturbed}
@@ -377,10 +377,10 @@ func TestADisturbedHandoffTellsWhatBecameOfTheCommit(t *testing.T) {
 	})
 }
 
-// TestAPacketStoppedAnywhere: the packet is killed, its connection is, or that is cut, at each of its statements.
-// Either all before the COMMIT is committed or nothing; who is told that it came through, or did not, is told the
-// truth, and else that nobody knows; and the next caller gets the key.
-func TestAPacketStoppedAnywhere(t *testing.T) {
+// TestAPacketStoppedAnywhereTellsTheTruth: the packet is killed, its connection is, or that is cut, at each of its
+// statements. Either all before the COMMIT is committed or nothing; who is told that it came through, or did not, is
+// told the truth, and else that nobody knows; and the next caller gets the key.
+func TestAPacketStoppedAnywhereTellsTheTruth(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for at, where := range []string{"before COMMIT", "before SELECT 1", "before the lock", "after the lock"} {
 			for _, how := range []string{"KILL QUERY", "KILL CONNECTION", "cut"} {
@@ -442,9 +442,9 @@ func TestAKilledHandoffLeavesNothingLocked(t *testing.T) {
 	})
 }
 
-// TestHandoffToNobody: the next caller gives up while the statement is on its way that locks
-// the key for it.
-func TestHandoffToNobody(t *testing.T) {
+// TestAKeyLockedForACallerThatHasLeftIsFree: the caller gives up while the statement is on its way that locks the key
+// for it.
+func TestAKeyLockedForACallerThatHasLeftIsFree(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		hold := stock.Acquire(t, db, "k")
@@ -465,9 +465,8 @@ func TestHandoffToNobody(t *testing.T) {
 	})
 }
 
-// TestHandoffOfALostSession: a session that was killed is not handed over: its holder is
-// told, and the next caller locks the key anew.
-func TestHandoffOfALostSession(t *testing.T) {
+// TestALostSessionIsNotHandedOver: it was killed, its holder is told, and the next caller locks the key anew.
+func TestALostSessionIsNotHandedOver(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
@@ -502,9 +501,9 @@ func TestHandoffOfALostSession(t *testing.T) {
 	})
 }
 
-// TestHandoffOfWhatIsLeft: a session on which a statement has left something, and a unit of
-// work that holds or checks more than its one key, are not handed over.
-func TestHandoffOfWhatIsLeft(t *testing.T) {
+// TestASessionWithSomethingLeftOnItIsNotHandedOver by a statement, nor is a unit of work that holds or checks more
+// than its one key.
+func TestASessionWithSomethingLeftOnItIsNotHandedOver(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{HandOverTime: time.Minute})
 		connection := func(ctx context.Context) (id int) {
@@ -555,9 +554,8 @@ func TestHandoffOfWhatIsLeft(t *testing.T) {
 	})
 }
 
-// TestHandoffBesideDDL: somebody is about to alter the lock table, and waits. Whoever commits
-// does not wait for that.
-func TestHandoffBesideDDL(t *testing.T) {
+// TestACommitDoesNotWaitForDDL: somebody is about to alter the lock table, and waits.
+func TestACommitDoesNotWaitForDDL(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, _ := s.Tapped(mysqllock.Config{Wait: time.Minute})
 		hold := stock.Acquire(t, db, "k")
@@ -577,9 +575,8 @@ func TestHandoffBesideDDL(t *testing.T) {
 	})
 }
 
-// TestHandoffLeavesSessions: a session goes back to the pool if somebody waits for one, also
-// for another key.
-func TestHandoffLeavesSessions(t *testing.T) {
+// TestASessionGoesBackToThePoolIfSomebodyWaitsForOne, also for another key.
+func TestASessionGoesBackToThePoolIfSomebodyWaitsForOne(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for _, writes := range []bool{false, true} {
 			db, _ := s.Tapped(mysqllock.Config{HandOverTime: time.Minute, LockMaxConns: 1})
@@ -605,10 +602,9 @@ func TestHandoffLeavesSessions(t *testing.T) {
 	})
 }
 
-// TestHandoffBesideCleanUp: a caller that would not wait for anybody waits for a clean-up, with
-// the session on which it was refused. It is not given a second one, which it would not give
-// back.
-func TestHandoffBesideCleanUp(t *testing.T) {
+// TestACallerThatWouldNotWaitWaitsForACleanUp, with the session on which it was refused. It is not given a second
+// one, which it would not give back.
+func TestACallerThatWouldNotWaitWaitsForACleanUp(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle("lockHandOverTime=1m"), s.Handle()
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }))

@@ -78,8 +78,8 @@ func TestLockStatementsArePreparedOnASessionThatStays(t *testing.T) {
 	})
 }
 
-// TestPreparedUnderSettings that the application makes.
-func TestPreparedUnderSettings(t *testing.T) {
+// TestPreparedLockStatementsLockUnderAnySetting that the application makes.
+func TestPreparedLockStatementsLockUnderAnySetting(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		settings := []string{"collation_connection = utf16_general_ci"}
@@ -174,8 +174,8 @@ func TestTextsDoWhereALockStatementCannotBePrepared(t *testing.T) {
 	})
 }
 
-// TestLostWhilePreparing: nothing is held, so that another connection may be tried.
-func TestLostWhilePreparing(t *testing.T) {
+// TestAConnectionLostWhilePreparingHoldsNothing, so that another one may be tried.
+func TestAConnectionLostWhilePreparingHoldsNothing(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		link := pool.Adopt(&preparing{base: s.Connect().(base), refuse: driver.ErrBadConn})

@@ -156,10 +156,9 @@ func wantHolder(t *testing.T, err error, program string) {
 	}
 }
 
-// TestHolderOfMovedLock: a neighbour's inserts move the locks of a row, and MySQL tells its thread of
-// them. The holder is named all the same, to a caller that does not wait and to an observer, and the
-// waiter is not.
-func TestHolderOfMovedLock(t *testing.T) {
+// TestTheHolderOfAMovedLockIsNamed, to a caller that does not wait and to an observer, and the waiter is not. A
+// neighbour's inserts move the locks of a row, and MySQL tells its thread of them.
+func TestTheHolderOfAMovedLockIsNamed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("it tells the transaction")
@@ -194,9 +193,8 @@ func TestHolderOfMovedLock(t *testing.T) {
 	})
 }
 
-// TestHolderBesideGapLocks: who has locked the gap in front of a row, for example by asking for a row that
-// is not there, does not hold the row.
-func TestHolderBesideGapLocks(t *testing.T) {
+// TestWhoHasLockedTheGapBeforeARowDoesNotHoldIt: that is done, for example, by asking for a row that is not there.
+func TestWhoHasLockedTheGapBeforeARowDoesNotHoldIt(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -219,9 +217,9 @@ func TestHolderBesideGapLocks(t *testing.T) {
 	})
 }
 
-// TestHolderOfEarlierWait: MariaDB shows an old copy of its transactions while a program reads them all
-// the time. Whoever kept the connection waiting then is not said to keep it waiting now.
-func TestHolderOfEarlierWait(t *testing.T) {
+// TestTheHolderOfAnEarlierWaitIsNotBlamedForALaterOne: MariaDB shows an old copy of its transactions while a program
+// reads them all the time. Whoever kept the connection waiting then is not said to keep it waiting now.
+func TestTheHolderOfAnEarlierWaitIsNotBlamedForALaterOne(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, look := s.process(nil), s.Connect()
 		reading, stop := context.WithCancel(t.Context())
@@ -320,8 +318,8 @@ func TestRowLockWakesOnRelease(t *testing.T) {
 	})
 }
 
-// TestRowLockAfterLeaseRanOut: without any wake-up the lease's end is enough.
-func TestRowLockAfterLeaseRanOut(t *testing.T) {
+// TestARowLockIsGrantedWhenALeaseRunsOut, without any wake-up.
+func TestARowLockIsGrantedWhenALeaseRunsOut(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(func(cfg *strategy.Config) { cfg.TTL = time.Hour }) // after a third of that it would look by itself
 		began := time.Now()
@@ -412,10 +410,9 @@ func TestWaitForLeaseEnds(t *testing.T) {
 
 var errAwait = errors.New("no wake-up")
 
-// TestRowLockThenLease: a waiter in the server finds, when the row lock goes,
-// that somebody has taken a lease meanwhile, which has run on since the waiter
-// began.
-func TestRowLockThenLease(t *testing.T) {
+// TestAWaiterForARowFindsTheLeaseThatWasTakenMeanwhile: it waits in the server, and when the row lock goes, the lease
+// has run on since the waiter began.
+func TestAWaiterForARowFindsTheLeaseThatWasTakenMeanwhile(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -915,9 +912,8 @@ func (c cutOff) QueryContext(ctx context.Context, text string, args []driver.Nam
 	return c.plainConn.QueryContext(ctx, text, args)
 }
 
-// TestGaveUpOnClosedConnection: who gives up is told so, and not that a connection
-// was bad, for which database/sql would try another.
-func TestGaveUpOnClosedConnection(t *testing.T) {
+// TestWhoGivesUpIsToldSoAndNotOfABadConnection, for which database/sql would try another.
+func TestWhoGivesUpIsToldSoAndNotOfABadConnection(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		p.hold(rowlock.Request{Keys: exclusive("k")})() // makes the row

@@ -123,9 +123,8 @@ func (s *scratch) waiters(c driver.Conn) (n int) {
 	return n
 }
 
-// TestReadersSideBySide: all 64 are inside at the same time, in one process and
-// in two.
-func TestReadersSideBySide(t *testing.T) {
+// TestAllReadersAreInsideAtTheSameTime: 64 of them, in one process and in two.
+func TestAllReadersAreInsideAtTheSameTime(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const readers = 64
 		ps := []*process{s.process(nil), s.process(nil)}
@@ -271,9 +270,8 @@ func TestEachKeyIsLockedAsItWasAskedFor(t *testing.T) {
 	})
 }
 
-// TestReaderBehindWriter: a reader of another process does not get past a writer
-// that waits, or others would starve it.
-func TestReaderBehindWriter(t *testing.T) {
+// TestAReaderDoesNotPassAWriterThatWaits in another process, or others would starve it.
+func TestAReaderDoesNotPassAWriterThatWaits(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		end := s.process(nil).hold(rowlock.Request{Keys: shared("k")})
 		var order []string
@@ -445,9 +443,9 @@ func TestSharedNeedsARowLock(t *testing.T) {
 	})
 }
 
-// TestSharedAndLeases: who shares the key waits for a lease on it, and a lease
-// for who shares it.
-func TestSharedAndLeases(t *testing.T) {
+// TestLeasesAndThoseWhoShareAKeyExcludeEachOther: who shares it waits for a lease on it, and a lease for who shares
+// it.
+func TestLeasesAndThoseWhoShareAKeyExcludeEachOther(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		h := stock.Acquire(t, db, "k", lockctx.Lease(stock.TTL))

@@ -120,9 +120,8 @@ func TestOneSlotIsLockedAndNoOtherRow(t *testing.T) {
 	})
 }
 
-// TestSlotOfAnotherProcess: who waits for all gets the one that comes free, and
-// in what time.
-func TestSlotOfAnotherProcess(t *testing.T) {
+// TestAWaiterForAllSlotsGetsTheOneThatComesFree in another process, and in what time.
+func TestAWaiterForAllSlotsGetsTheOneThatComesFree(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		var longest time.Duration
@@ -150,10 +149,9 @@ func TestSlotOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestSlotsInOrder: of two slots the other is out of reach, and the holder of the
-// first gives it back and asks for it again at once. Whoever has waited before
-// that is told and gets it.
-func TestSlotsInOrder(t *testing.T) {
+// TestASlotGoesToWhoeverHasWaitedForIt: of two slots the other is out of reach, and the holder of the first gives it
+// back and asks for it again at once. Whoever has waited before that is told.
+func TestASlotGoesToWhoeverHasWaitedForIt(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		rows := slots(2)
 		for _, leased := range []bool{false, true} {
@@ -215,9 +213,9 @@ func TestSlotsInOrder(t *testing.T) {
 // slice is how long the wait for one slot lasts.
 const slice = 250 * time.Millisecond
 
-// TestSlotsAllTaken: who can have none of the slots, since others of its process
-// that ask for more of them have these, waits until it is told of one.
-func TestSlotsAllTaken(t *testing.T) {
+// TestACallerThatCanHaveNoSlotWaitsUntilItIsToldOfOne: others of its process that ask for more of the slots have
+// these.
+func TestACallerThatCanHaveNoSlotWaitsUntilItIsToldOfOne(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		end := s.process(nil).hold(rowlock.Request{Slots: slots(1)})
@@ -245,9 +243,8 @@ func TestSlotsAllTaken(t *testing.T) {
 	})
 }
 
-// TestSlotWaitIsOne: the waits of one request are one to Request.Waiting, in the queue
-// and in the server.
-func TestSlotWaitIsOne(t *testing.T) {
+// TestAllWaitsOfARequestForSlotsAreOne to Request.Waiting, in the queue and in the server.
+func TestAllWaitsOfARequestForSlotsAreOne(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, other := s.process(nil), s.process(nil)
 		rows := slots(1)
@@ -354,9 +351,8 @@ func TestAFreeSlotIsNeitherLockedNorLeased(t *testing.T) {
 	})
 }
 
-// TestControlIsBusy: whoever does not wait does not wait for a connection either,
-// on which it could look who else is there.
-func TestControlIsBusy(t *testing.T) {
+// TestWhoeverDoesNotWaitWaitsForNoConnectionEither, on which it could look who else is there.
+func TestWhoeverDoesNotWaitWaitsForNoConnectionEither(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var control *pool.Pool
 		p := s.process(func(cfg *strategy.Config) { control = cfg.Control })
@@ -398,9 +394,9 @@ func TestControlIsBusy(t *testing.T) {
 	})
 }
 
-// TestSlotsChangeInUse from 5 to 3 and back: never more than the larger number,
+// TestNoSlotsAreExceededWhileTheirNumberChanges from 5 to 3 and back: never more than the larger number are taken,
 // and with the smaller alone never more than that.
-func TestSlotsChangeInUse(t *testing.T) {
+func TestNoSlotsAreExceededWhileTheirNumberChanges(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		ps := []*process{s.process(nil), s.process(nil)}
 		for _, p := range ps {
@@ -666,9 +662,8 @@ func TestAJoinLocksOneFreeSlotOrNone(t *testing.T) {
 	})
 }
 
-// TestJoinSlotChanges: a slot that was seen to be free is not free any more when
-// it is tried. What that means for the transaction depends on why.
-func TestJoinSlotChanges(t *testing.T) {
+// TestAJoinFindsThatASlotIsNotFreeAnyMore when it is tried. What that means for the transaction depends on why.
+func TestAJoinFindsThatASlotIsNotFreeAnyMore(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		rows := slots(1)
@@ -748,9 +743,9 @@ func (m *meddled) tried(rows []string) string {
 	return rows[at]
 }
 
-// TestJoinSlotDeadlock: two who each hold one semaphore and want the other's only
-// slot do not wait for each other until their wait is over.
-func TestJoinSlotDeadlock(t *testing.T) {
+// TestTwoWhoWantEachOthersSlotsEndInADeadlock: they each hold one semaphore and want the other's only slot, and do
+// not wait for each other until their wait is over.
+func TestTwoWhoWantEachOthersSlotsEndInADeadlock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(nil)
 		names := []string{"a", "b"}
@@ -831,9 +826,8 @@ func wantSlot(t *testing.T, ctx context.Context, want int) {
 	}
 }
 
-// TestSlotsTellWho: holders have different slots, know which, and are told when
-// there is none.
-func TestSlotsTellWho(t *testing.T) {
+// TestHoldersOfSlotsKnowWhichTheyHave. These are different, and a caller is told when there is none.
+func TestHoldersOfSlotsKnowWhichTheyHave(t *testing.T) {
 	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
 		const slots = 4
 		dbs := []*sql.DB{s.Handle(), s.Handle()}
@@ -960,8 +954,8 @@ func childSlots(db *sql.DB, in *bufio.Scanner) {
 	}
 }
 
-// TestSlotsOfAKilledProcess come back: at once, or when the lease has run out.
-func TestSlotsOfAKilledProcess(t *testing.T) {
+// TestSlotsOfAKilledProcessComeBack at once, or when the lease has run out.
+func TestSlotsOfAKilledProcessComeBack(t *testing.T) {
 	onSlots(t, func(t *testing.T, s *stock.Shop, strategy string, kind lockctx.Option) {
 		c, db := dbtest.StartJob(t, "slots", s.DSN()), s.Handle()
 		for range 2 {

@@ -59,10 +59,9 @@ func (d *dawdler) ConnQueryContext(ctx context.Context, c driver.QueryerContext,
 	return ctx, rows, err
 }
 
-// TestSlowStatementOfAWait: whichever of its statements is slow when a caller waits for less
-// time than that takes, the caller is told that its wait is over. The context that ends is
-// not the caller's, and is no business of its.
-func TestSlowStatementOfAWait(t *testing.T) {
+// TestAWaitIsToldToBeOverWhicheverStatementIsSlow: a caller waits for less time than that takes. The context that
+// ends is not the caller's, and is no business of its.
+func TestAWaitIsToldToBeOverWhicheverStatementIsSlow(t *testing.T) {
 	const key = "k"
 	acquire := func(opts ...lockctx.Option) func(context.Context, *sql.DB, lockctx.Option) error {
 		return func(ctx context.Context, db *sql.DB, wait lockctx.Option) error {
@@ -168,9 +167,9 @@ func (s *sleeper) ConnQueryContext(ctx context.Context, c driver.QueryerContext,
 	return ctx, rows, err
 }
 
-// TestStandingStillBeforeAWait: a caller that stands still right before it waits in the server, for
-// longer than its session may be silent, waits on another one.
-func TestStandingStillBeforeAWait(t *testing.T) {
+// TestACallerThatStandsStillBeforeItsWaitWaitsElsewhere, on another session: in the server, and for longer than its
+// own may be silent.
+func TestACallerThatStandsStillBeforeItsWaitWaitsElsewhere(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		holder := s.Handle()
 		for _, params := range []string{"lockTTL=1s", "lockTTL=1s&maxConns=6"} {
@@ -196,9 +195,9 @@ func TestStandingStillBeforeAWait(t *testing.T) {
 	})
 }
 
-// TestServersOwnIdleLimit: a transaction is kept alive where the server ends idle ones
-// sooner than the TTL.
-func TestServersOwnIdleLimit(t *testing.T) {
+// TestATransactionOutlivesTheServersOwnIdleLimit: it is kept alive where the server ends idle ones sooner than the
+// TTL.
+func TestATransactionOutlivesTheServersOwnIdleLimit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		if !s.MariaDB() {
 			return // which has no such limit
