@@ -19,7 +19,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-func TestTakeAndRelease(t *testing.T) {
+// TestALeaseIsInItsRowUntilItsRelease, which costs one statement, as taking it does, once the row is there.
+func TestALeaseIsInItsRowUntilItsRelease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		began := time.Now()
@@ -256,9 +257,8 @@ func TestStatementsOfLeasesArePreparedWhereTheyRunOften(t *testing.T) {
 	})
 }
 
-// TestExpiryWithMaxHold: the last renewals are for less than the TTL, and Expiry is not
-// later than the server's.
-func TestExpiryWithMaxHold(t *testing.T) {
+// TestExpiryIsNotLaterThanTheServersUnderMaxHold, with which the last renewals are for less than the TTL.
+func TestExpiryIsNotLaterThanTheServersUnderMaxHold(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		r := request("k")
@@ -277,9 +277,8 @@ func TestExpiryWithMaxHold(t *testing.T) {
 	})
 }
 
-// TestStatementTimeLimit: a limit of the account, or of the server, on the time of
-// statements is none for a wait.
-func TestStatementTimeLimit(t *testing.T) {
+// TestALimitOnTheTimeOfStatementsIsNoneForAWait, be it the account's or the server's.
+func TestALimitOnTheTimeOfStatementsIsNoneForAWait(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		params := "max_execution_time=100"
 		if s.MariaDB() {
@@ -350,7 +349,8 @@ func TestSettingsOfASessionChangeNoLease(t *testing.T) {
 	})
 }
 
-func TestBigTokensAndOddKeys(t *testing.T) {
+// TestBigTokensAndOddKeysAreGrantedRenewedAndFenced as others are.
+func TestBigTokensAndOddKeysAreGrantedRenewedAndFenced(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		for _, key := range []string{"k", "\x00\xff'`\\\n", "K", "k ", strings.Repeat("ä", 127)} {

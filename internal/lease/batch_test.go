@@ -383,9 +383,8 @@ func TestReleasesSentTogetherHaveEachTheirOwnEnd(t *testing.T) {
 	})
 }
 
-// TestSharedBehindSlow: requests share two connections, but do not wait for long behind what
-// is slow on both of them.
-func TestSharedBehindSlow(t *testing.T) {
+// TestRequestsDoNotWaitLongBehindSlowConnections: they share two, and both are slow.
+func TestRequestsDoNotWaitLongBehindSlowConnections(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 16})
 		all := requests(20, request)
@@ -690,9 +689,8 @@ func TestAFullConnectionTakesNoRequestsAlong(t *testing.T) {
 	dbtest.Equal(t, "it takes %d along", len(l.takesFor(h)), 0)
 }
 
-// TestBatchRowOnce: a row is changed once in a batch, also where a caller that has gone
-// has left its release behind.
-func TestBatchRowOnce(t *testing.T) {
+// TestABatchChangesARowOnce, also where a caller that has gone has left its release behind.
+func TestABatchChangesARowOnce(t *testing.T) {
 	ask := func(key string) *take { return &take{of: &attempt{r: Request{Key: key}}} }
 	leave := func(key string, token uint64) *leaving { return &leaving{s: &Lease{key: key, token: token}} }
 	takes := []*take{ask("over"), ask("live")}
@@ -707,9 +705,8 @@ func TestBatchRowOnce(t *testing.T) {
 	}
 }
 
-// TestBatchLeftBehind: a caller that does not wait for its release any longer takes it out
-// of the next batch.
-func TestBatchLeftBehind(t *testing.T) {
+// TestACallerThatWaitsNoLongerTakesItsReleaseOutOfTheBatch: the next one goes without it.
+func TestACallerThatWaitsNoLongerTakesItsReleaseOutOfTheBatch(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		lease := l.taken(t, "held", 2)[0].lease

@@ -316,9 +316,9 @@ func TestAGuardWaitsAsLongAsItsLease(t *testing.T) {
 	})
 }
 
-// TestFenceWhereTheClockIsSet: SET timestamp on the application's connection does not
-// lose a lease that is held, nor keep one that is not.
-func TestFenceWhereTheClockIsSet(t *testing.T) {
+// TestASetClockNeitherLosesNorKeepsALeaseAtTheFence: SET timestamp on the application's connection does not lose a
+// lease that is held, nor keep one that is not.
+func TestASetClockNeitherLosesNorKeepsALeaseAtTheFence(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, info := range []*server.Info{&s.info, s.severalWriters()} {
 			for _, at := range []string{"UNIX_TIMESTAMP() + 1800", "UNIX_TIMESTAMP() + 15000000", "UNIX_TIMESTAMP() - 1800", "UNIX_TIMESTAMP() - 15000000", "1"} {
@@ -344,9 +344,8 @@ func TestFenceWhereTheClockIsSet(t *testing.T) {
 	})
 }
 
-// TestClockOfTheDSN: a timestamp in the DSN moves neither the time at which leases are
-// taken nor that at which they end.
-func TestClockOfTheDSN(t *testing.T) {
+// TestATimestampInTheDSNMovesNoLease, neither the time at which it is taken nor that at which it ends.
+func TestATimestampInTheDSNMovesNoLease(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.locker(setup{})
 		lease := holder.acquire(request("k"))

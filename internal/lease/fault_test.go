@@ -84,9 +84,9 @@ func TestALeaseWhoseAnswerIsLateIsNotGranted(t *testing.T) {
 	})
 }
 
-// TestNoAnswerForACallerThatStays: a caller that cannot leave has no answer within the limit of
-// its connection. It is told so, and the lease is not left behind.
-func TestNoAnswerForACallerThatStays(t *testing.T) {
+// TestACallerThatStaysIsToldThatItHasNoAnswer within the limit of its connection, and the lease is not left behind.
+// It cannot leave.
+func TestACallerThatStaysIsToldThatItHasNoAnswer(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.locker(setup{}).acquire(request("k")).Release()) // the row is there
 		dbtest.AtItsPace(t, 500*time.Millisecond, func(reads time.Duration) error {
@@ -120,9 +120,9 @@ func TestNoAnswerForACallerThatStays(t *testing.T) {
 	})
 }
 
-// TestLateAnswerBehindRowLock: nor is it where it cannot be given back at once,
-// since somebody has locked the row.
-func TestLateAnswerBehindRowLock(t *testing.T) {
+// TestALateLeaseBehindARowLockIsNotGranted, although it cannot be given back at once, since somebody has locked the
+// row.
+func TestALateLeaseBehindARowLockIsNotGranted(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
@@ -219,9 +219,9 @@ func TestALeaseWhoseHandoffFailsIsGivenBack(t *testing.T) {
 	})
 }
 
-// TestConnectionBreaksAtAcquire: a request whose connection breaks before the answer is
-// sent again, and what it may have been granted the first time is given back.
-func TestConnectionBreaksAtAcquire(t *testing.T) {
+// TestARequestWhoseConnectionBreaksIsSentAgain if it breaks before the answer, and what it may have been granted the
+// first time is given back.
+func TestARequestWhoseConnectionBreaksIsSentAgain(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, wait := range []time.Duration{0, 20 * time.Second} {
 			dbtest.Soon(t, "the server answers in time for it to be sent again", func() bool {
@@ -248,9 +248,8 @@ func TestConnectionBreaksAtAcquire(t *testing.T) {
 	})
 }
 
-// TestConnectionBreaksAtHandoff is the same for one that takes over from another caller
-// of its process.
-func TestConnectionBreaksAtHandoff(t *testing.T) {
+// TestARequestWhoseConnectionBreaksAtAHandoffIsSentAgain: it takes over from another caller of its process.
+func TestARequestWhoseConnectionBreaksAtAHandoffIsSentAgain(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Soon(t, "the server answers in time for it to be sent again", func() bool {
 			l := s.locker(setup{})
@@ -301,9 +300,9 @@ func (s *scratch) broken(l *locker, statement string, r Request, done func() boo
 	return g.lease, slow
 }
 
-// TestConnectionsBreakForEver: it ends with a sentinel, and what may have been granted is
-// given back once the server can be reached.
-func TestConnectionsBreakForEver(t *testing.T) {
+// TestARequestEndsWhereConnectionsBreakForEver, with a sentinel, and what may have been granted is given back once
+// the server can be reached.
+func TestARequestEndsWhereConnectionsBreakForEver(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())

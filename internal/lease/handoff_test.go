@@ -98,8 +98,8 @@ func (s *scratch) handedOver(l *locker) bool {
 	return handoffs == callers-2 && takes == 2 && releases == 3
 }
 
-// TestHandoffOfALostLease: who takes over what is not ours any more asks anew.
-func TestHandoffOfALostLease(t *testing.T) {
+// TestWhoTakesOverALostLeaseAsksAnew: it is not ours any more.
+func TestWhoTakesOverALostLeaseAsksAnew(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
@@ -143,9 +143,9 @@ func TestHandoffOfALostLease(t *testing.T) {
 	})
 }
 
-// TestHandoffBehindRowLock: a caller to whom a lease is handed over while somebody has locked
+// TestAHandoffBehindARowLockEndsWithTheCallersWait: a caller to whom a lease is handed over while somebody has locked
 // its row waits no longer than it wants to, and hears that its wait is over.
-func TestHandoffBehindRowLock(t *testing.T) {
+func TestAHandoffBehindARowLockEndsWithTheCallersWait(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, wait := range []time.Duration{
 			500 * time.Millisecond, // less than the server waits for the row

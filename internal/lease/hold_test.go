@@ -42,9 +42,8 @@ func (l *losses) wait(t *testing.T) error {
 	}
 }
 
-// TestCloseDuringRenewal: Close also gives back what it finds locked, by a renewal that is
-// under way, and leaves alone what stays locked.
-func TestCloseDuringRenewal(t *testing.T) {
+// TestCloseGivesBackWhatARenewalHasLocked that is under way, and leaves alone what stays locked.
+func TestCloseGivesBackWhatARenewalHasLocked(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		for _, key := range []string{"free", "renewed", "locked"} {

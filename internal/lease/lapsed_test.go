@@ -93,10 +93,9 @@ func begun(ctx context.Context, db *sql.DB, held func(), opts *sql.TxOptions) er
 	return tx.Commit()
 }
 
-// TestGrantAfterALapsedLease: a lease has run out while the last COMMIT under it is on
-// its way. Whoever locks the row, shared or not, is granted the lock when that has
-// arrived, and takes the lease off the row first.
-func TestGrantAfterALapsedLease(t *testing.T) {
+// TestAGrantAfterALapsedLeaseWaitsForItsLastCommit, which was on its way when the lease ran out. Whoever locks the
+// row, shared or not, takes the lease off the row first.
+func TestAGrantAfterALapsedLeaseWaitsForItsLastCommit(t *testing.T) {
 	eachGrant(t, func(t *testing.T, s *stock.Shop, name string, grant granting) {
 		db := s.Handle()
 		for range 2 { // the second time the key is known to have had leases
@@ -148,8 +147,8 @@ func TestLapsedLeaseDoesNotCommit(t *testing.T) {
 	})
 }
 
-// TestSlotsAfterALapsedLease is the same for the slots of a key.
-func TestSlotsAfterALapsedLease(t *testing.T) {
+// TestSlotsAfterALapsedLeaseWaitForItsLastCommit, as the key itself does.
+func TestSlotsAfterALapsedLeaseWaitForItsLastCommit(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		do := func(wait lockctx.Option) error {
@@ -176,9 +175,9 @@ func TestSlotsAfterALapsedLease(t *testing.T) {
 	})
 }
 
-// TestClockOfTheApplication: SET timestamp on the application's connection lets nobody
-// in beside a live lease, nor keeps anybody out when it is over.
-func TestClockOfTheApplication(t *testing.T) {
+// TestTheApplicationsClockLetsNobodyInBesideALiveLease, nor keeps anybody out when it is over. SET timestamp has set
+// it.
+func TestTheApplicationsClockLetsNobodyInBesideALiveLease(t *testing.T) {
 	eachGrant(t, func(t *testing.T, s *stock.Shop, name string, grant granting) {
 		for _, timestamp := range []string{"2100000000", "1000000000"} {
 			db := s.Handle("timestamp=" + timestamp)
@@ -267,9 +266,9 @@ func TestAFrozenWaiterKeepsNoLeaseFromBeingRenewed(t *testing.T) {
 	})
 }
 
-// TestFrozenWaiterWithoutProcedure is the same for an account on MySQL that may not make
-// the procedure: the server ends its connection after a second.
-func TestFrozenWaiterWithoutProcedure(t *testing.T) {
+// TestAFrozenWaiterKeepsNoLeaseWithoutTheProcedureEither, on MySQL, for an account that may not make it: the server
+// ends its connection after a second.
+func TestAFrozenWaiterKeepsNoLeaseWithoutTheProcedureEither(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		if s.MariaDB() {
 			t.Skip("there the same is an anonymous block")
@@ -280,9 +279,8 @@ func TestFrozenWaiterWithoutProcedure(t *testing.T) {
 	})
 }
 
-// TestWaiterOfSeveralKeys: a caller that wants two keys does not wait for one with the
-// row of the other locked, which has a lease.
-func TestWaiterOfSeveralKeys(t *testing.T) {
+// TestAWaiterForOneKeyDoesNotLockTheLeasedRowOfAnother that it wants, too.
+func TestAWaiterForOneKeyDoesNotLockTheLeasedRowOfAnother(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Lapse(s.Handle(), "a")
 		s.Lapse(s.Handle(), "k")
@@ -300,9 +298,8 @@ func TestWaiterOfSeveralKeys(t *testing.T) {
 	})
 }
 
-// TestWaitLeavesSettings: a wait that is over, in whichever way, leaves the connection's
-// settings as they were.
-func TestWaitLeavesSettings(t *testing.T) {
+// TestAWaitLeavesSettingsAsTheyWere on its connection, in whichever way it ends.
+func TestAWaitLeavesSettingsAsTheyWere(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Lapse(s.Handle(), "k")
 		for name, db := range map[string]*sql.DB{"by the procedure": s.Handle(), "without it": s.Handle("readTimeout=4s")} {

@@ -259,8 +259,8 @@ func TestASessionWithAClockOfItsOwnGrantsNothing(t *testing.T) {
 	})
 }
 
-// TestALeaseOfAKeyWithoutARow: the id that an earlier statement of the session has told is no token of it.
-func TestALeaseOfAKeyWithoutARow(t *testing.T) {
+// TestALeaseOfAKeyWithoutARowHasATokenOfItsOwn: the id that an earlier statement of the session has told is none.
+func TestALeaseOfAKeyWithoutARowHasATokenOfItsOwn(t *testing.T) {
 	dbtest.OnServers(t, newWritten, func(t *testing.T, s *scratch) {
 		for _, packs := range []bool{true, false} {
 			l := s.locker(setup{})

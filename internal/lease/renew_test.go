@@ -23,9 +23,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestRenewalOfABusyRow: a lease whose row was locked for long when it was renewed last is
-// renewed in one statement the next time.
-func TestRenewalOfABusyRow(t *testing.T) {
+// TestABusyRowIsRenewedInOneStatementTheNextTime, if it was locked for long when its lease was renewed last.
+func TestABusyRowIsRenewedInOneStatementTheNextTime(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		r := request("k")
@@ -103,9 +102,9 @@ func TestGrantsDoNotLookAtAllLeases(t *testing.T) {
 	}
 }
 
-// TestRenewalAmongFences: transactions that commit under a lease without a pause, some
-// always at the same time, do not keep it from being renewed, nor another beside it.
-func TestRenewalAmongFences(t *testing.T) {
+// TestCommitsWithoutAPauseKeepNoLeaseFromBeingRenewed: transactions commit under it, some always at the same time,
+// and another lease beside it is renewed, too.
+func TestCommitsWithoutAPauseKeepNoLeaseFromBeingRenewed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, test := range []struct {
 			name  string
@@ -226,9 +225,9 @@ func (s *scratch) followsSilent(l *locker, key string, tries int) (has bool) {
 	return has
 }
 
-// TestBehindFrozenWaiter: a waiter that is woken and does nothing, as one whose host
-// stands still, does not keep those behind it from a free lease for long.
-func TestBehindFrozenWaiter(t *testing.T) {
+// TestAFrozenWaiterKeepsThoseBehindItWaitingOnlyBriefly for a free lease: it is woken and does nothing, as one whose
+// host stands still.
+func TestAFrozenWaiterKeepsThoseBehindItWaitingOnlyBriefly(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		first := l.acquire(request("k"))

@@ -11,9 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestSlotWhereNobodyCanLook: a caller that is ready to wait for a slot is not refused
-// because no connection was free to look which of them is.
-func TestSlotWhereNobodyCanLook(t *testing.T) {
+// TestAWaiterForASlotIsNotRefusedWhereNobodyCanLook which slot is free, since no connection is.
+func TestAWaiterForASlotIsNotRefusedWhereNobodyCanLook(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		waits := make(chan struct{})
 		request := func(wait time.Duration) strategy.Request {

@@ -32,10 +32,9 @@ func givesLease(s *stock.Shop) string {
 	return "SELECT /*+ MAX_EXECUTION_TIME"
 }
 
-// TestLeaseOfATransaction: its lease is there for all to see while the transaction is
-// open, its own session has the wake-up lock, but with options of the transaction, and nothing is left of
-// either however the transaction ends.
-func TestLeaseOfATransaction(t *testing.T) {
+// TestNothingIsLeftOfTheLeaseOfATransaction, nor of the wake-up lock, however the transaction ends. While it is open
+// its lease is there for all to see, and its own session has the wake-up lock, but with options of the transaction.
+func TestNothingIsLeftOfTheLeaseOfATransaction(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		lease := lockctx.Lease(time.Minute)
@@ -79,9 +78,9 @@ func onlyUnwritable(err error, opts *sql.TxOptions) error {
 	return err
 }
 
-// TestLeaseAnswersLost: the answer to BeginTx, or to Commit, is lost. Nothing is committed
-// twice, and the lease is free long before it would expire.
-func TestLeaseAnswersLost(t *testing.T) {
+// TestALostAnswerUnderALeaseCommitsNothingTwice, be it the one to BeginTx or to Commit, and the lease is free long
+// before it would expire.
+func TestALostAnswerUnderALeaseCommitsNothingTwice(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		lease := lockctx.Lease(10 * time.Minute)
@@ -133,9 +132,9 @@ func TestLeaseAnswersLost(t *testing.T) {
 	})
 }
 
-// TestStatementsOfALease: what paths cost for a key whose row is there. The golden files of the
-// matrix have the others.
-func TestStatementsOfALease(t *testing.T) {
+// TestALeaseCostsItsNumberOfStatements, on these paths, for a key whose row is there. The golden files of the matrix
+// have the others.
+func TestALeaseCostsItsNumberOfStatements(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		lease := lockctx.Lease(time.Minute)
 		for name, c := range map[string]mysqllock.Config{"unbounded": {}, "bounded": {MaxConns: 8}} {

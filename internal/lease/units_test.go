@@ -15,9 +15,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestLeaseReadDecideWrite: a read takes the lease and pins nothing; the first
-// write that succeeds ends the unit of work.
-func TestLeaseReadDecideWrite(t *testing.T) {
+// TestTheFirstWriteUnderALeaseEndsTheUnitOfWork, if it succeeds. A read takes the lease and pins nothing.
+func TestTheFirstWriteUnderALeaseEndsTheUnitOfWork(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		base, cancel := context.WithCancel(dbtest.Limited(t))
@@ -230,9 +229,9 @@ func TestLeasesAndRowLocksGoInOneLockContext(t *testing.T) {
 	})
 }
 
-// TestLeaseOfAContext: when the context of a hold ends, the lease is not renewed
-// any more, and what runs under it has the rest of the TTL to stop.
-func TestLeaseOfAContext(t *testing.T) {
+// TestALeaseRunsOutOnceTheContextOfItsHoldHasEnded: it is not renewed any more, and what runs under it has the rest
+// of the TTL to stop.
+func TestALeaseRunsOutOnceTheContextOfItsHoldHasEnded(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))

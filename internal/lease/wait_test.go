@@ -18,8 +18,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestWaiterLosesItsConnection goes on on another one.
-func TestWaiterLosesItsConnection(t *testing.T) {
+// TestAWaiterThatLosesItsConnectionGoesOnOnAnother one.
+func TestAWaiterThatLosesItsConnectionGoesOnOnAnother(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l, other := s.locker(setup{}), s.locker(setup{})
 		lease := l.acquire(request("k"))
@@ -326,8 +326,8 @@ func (s *scratch) behindRowLock(l *locker, hold time.Duration) time.Duration {
 	return wait
 }
 
-// TestCancelBehindRowLock: nor does a waiter stay that waits for a row.
-func TestCancelBehindRowLock(t *testing.T) {
+// TestACancelledWaiterDoesNotStayBehindARowLock on the server.
+func TestACancelledWaiterDoesNotStayBehindARowLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
@@ -350,9 +350,8 @@ func TestCancelBehindRowLock(t *testing.T) {
 // behindRow are the connections that wait for a row.
 func (s *scratch) behindRow() []int64 { return s.threads("INFO LIKE '%1 FROM %FOR UPDATE'") }
 
-// TestShortWaitBehindRowLock: it ends when it is over, and what was given up is not
-// granted when the row is free.
-func TestShortWaitBehindRowLock(t *testing.T) {
+// TestAShortWaitBehindARowLockEndsWhenItIsOver, and what was given up is not granted when the row is free.
+func TestAShortWaitBehindARowLockEndsWhenItIsOver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
@@ -383,9 +382,8 @@ func TestShortWaitBehindRowLock(t *testing.T) {
 	})
 }
 
-// TestGivenUpBehindRowLock: the statement of a caller whose context has ended is ended on
-// the server.
-func TestGivenUpBehindRowLock(t *testing.T) {
+// TestAStatementGivenUpBehindARowLockIsEndedOnTheServer: the context of its caller has ended.
+func TestAStatementGivenUpBehindARowLockIsEndedOnTheServer(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
@@ -416,9 +414,9 @@ func TestGivenUpBehindRowLock(t *testing.T) {
 	})
 }
 
-// TestPollerAmongHandoffs: a caller that has no connection to wait on in the server, and
-// so polls, gets a lease that the goroutines of other processes hand over among themselves.
-func TestPollerAmongHandoffs(t *testing.T) {
+// TestAPollerGetsALeaseThatOthersHandOver among themselves, goroutines of other processes: it has no connection to
+// wait on in the server.
+func TestAPollerGetsALeaseThatOthersHandOver(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, test := range []struct{ conns, processes int }{{2, 1}, {1, 1}, {2, 2}} {
 			const tries = 3
@@ -469,9 +467,8 @@ func (s *scratch) passPoller(key string, conns, processes, tries int) (passed in
 	return passed
 }
 
-// TestLongBehindRowLock: who waits behind a row lock for longer than its connection reads
-// keeps the connection.
-func TestLongBehindRowLock(t *testing.T) {
+// TestALongWaitBehindARowLockKeepsItsConnection: it is longer than the connection reads.
+func TestALongWaitBehindARowLockKeepsItsConnection(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 2400*time.Millisecond, func(reads time.Duration) error {
 			l := s.locker(setup{reads: reads})
