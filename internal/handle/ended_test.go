@@ -13,9 +13,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestNoWaitAfterOwnEnd: what this process gives back, since a context has ended, is
-// not refused to the next who would not wait.
-func TestNoWaitAfterOwnEnd(t *testing.T) {
+// TestNoWaitIsNotRefusedForWhatThisProcessGivesBack, since a context has ended.
+func TestNoWaitIsNotRefusedForWhatThisProcessGivesBack(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db := s.Handle()
 		read := func(ctx context.Context) error {

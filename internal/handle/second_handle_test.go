@@ -125,8 +125,8 @@ func TestAdvisoryLockIsCheckedOnAnotherHandle(t *testing.T) {
 	})
 }
 
-// TestJoinOnAnotherHandle: the key again, deeper, joins.
-func TestJoinOnAnotherHandle(t *testing.T) {
+// TestTheSameKeyJoinsOnAnotherHandle, deeper.
+func TestTheSameKeyJoinsOnAnotherHandle(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, db2 := s.Handle(), s.Handle()
 		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(30 * time.Second), "advisory": lockctx.Advisory()} {
@@ -148,8 +148,8 @@ func TestJoinOnAnotherHandle(t *testing.T) {
 	})
 }
 
-// TestHoldOnAnotherServer: there is no fence.
-func TestHoldOnAnotherServer(t *testing.T) {
+// TestAHoldRefusesWritesOnAnotherServer: there is no fence.
+func TestAHoldRefusesWritesOnAnotherServer(t *testing.T) {
 	t.Parallel()
 	servers := dbtest.Each(t)
 	if len(servers) < 2 {
@@ -184,9 +184,8 @@ func TestHoldOnAnotherServer(t *testing.T) {
 	}
 }
 
-// TestLockContextWithTwoHandles: a key that one handle has is not asked for by
-// another, which would wait for its own program.
-func TestLockContextWithTwoHandles(t *testing.T) {
+// TestAKeyThatOneHandleHasIsNotAskedForByAnother, which would wait for its own program.
+func TestAKeyThatOneHandleHasIsNotAskedForByAnother(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, db2 := s.Handle("lockWait=2m"), s.Handle("lockWait=2m")
 		refused := func(what string, f func() error) {
@@ -310,8 +309,8 @@ func TestReadsOfAnotherHandleAreRefused(t *testing.T) {
 	}
 }
 
-// TestLockContextWithTwoTables: what is not the same lock is no conflict.
-func TestLockContextWithTwoTables(t *testing.T) {
+// TestLocksInTwoTablesAreNoConflict: they are not the same lock.
+func TestLocksInTwoTablesAreNoConflict(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for which, db2 := range second(s) {
 			if which == "the same DSN" || which == "NewConnector" {
@@ -332,9 +331,9 @@ func TestLockContextWithTwoTables(t *testing.T) {
 	})
 }
 
-// TestReadUnderAVersionOfAnotherHandle: what a transaction, or Do, has read under a version is not
-// written through a handle on which the key means another lock. That version would not be compared.
-func TestReadUnderAVersionOfAnotherHandle(t *testing.T) {
+// TestAReadUnderAVersionIsNotWrittenWhereItsKeyIsAnotherLock: a transaction, or Do, has read it. On such a handle its
+// version would not be compared.
+func TestAReadUnderAVersionIsNotWrittenWhereItsKeyIsAnotherLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for which, db2 := range second(s) {
 			if which == "the same DSN" || which == "NewConnector" {
@@ -370,9 +369,9 @@ func TestReadUnderAVersionOfAnotherHandle(t *testing.T) {
 	})
 }
 
-// TestHandlesAfterAFailover: a handle that has not looked since its endpoint leads to
-// another server is asked again before it is refused.
-func TestHandlesAfterAFailover(t *testing.T) {
+// TestAHandleIsAskedAgainAfterAFailoverBeforeItIsRefused: it has not looked since its endpoint leads to another
+// server.
+func TestAHandleIsAskedAgainAfterAFailoverBeforeItIsRefused(t *testing.T) {
 	t.Parallel()
 	servers := dbtest.Each(t)
 	if len(servers) < 2 {
