@@ -289,10 +289,10 @@ func TestTheGuardStopsACommitWithoutTheLocks(t *testing.T) {
 	})
 }
 
-// TestAKillOfACommitUnderASession: the COMMIT of a transaction that holds its lock on its session is killed, or its connection,
-// before each of its statements. What was committed is never taken for what was not, and the lock is said to be free only
-// where it is.
-func TestAKillOfACommitUnderASession(t *testing.T) {
+// TestAKilledCommitIsNotTakenForWhatItIsNot: the COMMIT of a transaction that holds its lock on its session is
+// killed, or its connection, before each of its statements. What was committed is never taken for what was not, and
+// the lock is said to be free only where it is.
+func TestAKilledCommitIsNotTakenForWhatItIsNot(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		look, gate := s.open(), "`"+s.Name+"`.gate"
 		s.Exec(look, "CREATE TABLE "+gate+" (n INT)")
@@ -354,9 +354,9 @@ func TestAKillOfACommitUnderASession(t *testing.T) {
 	})
 }
 
-// TestALostAnswerToACommitUnderASession: the answer to one of the statements is lost. Another process gets the lock only once the
-// server has done with the COMMIT, whatever has become of that, and proves nothing by it.
-func TestALostAnswerToACommitUnderASession(t *testing.T) {
+// TestACommitWhoseAnswerIsLostKeepsItsLockUntilItsEnd: the answer to one of its statements is lost. Another process
+// gets the lock only once the server has done with the COMMIT, whatever has become of that, and proves nothing by it.
+func TestACommitWhoseAnswerIsLostKeepsItsLockUntilItsEnd(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other := s.process(settings{})
 		for name, send := range forms {

@@ -21,10 +21,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDefaultStrategyInside: With that leaves the strategy to the handle, inside
-// or around one that says it, takes both where they do not exclude each other,
-// and one where they do.
-func TestDefaultStrategyInside(t *testing.T) {
+// TestWithLeavesTheStrategyToTheHandle. Inside or around one that says it, it takes both where they do not exclude
+// each other, and one where they do.
+func TestWithLeavesTheStrategyToTheHandle(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		for strategy, want := range map[string][2]bool{"advisory": {true, true}, "row": {true, false}} {
 			db, key := s.Handle("lockStrategy="+strategy), "k"+strategy
@@ -233,9 +232,8 @@ func (c cutAtCommit) Write(b []byte) (int, error) {
 
 const sell = "UPDATE p SET stock = stock - 1 WHERE id = 1"
 
-// TestUnknownCommitUnderAnAdvisoryLock: a lock is not given back while the server may
-// still be busy with a COMMIT under it whose answer is lost.
-func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
+// TestALockIsKeptWhileACommitUnderItIsUnknown: the server may still be busy with it, and its answer is lost.
+func TestALockIsKeptWhileACommitUnderItIsUnknown(t *testing.T) {
 	transaction := func(ctx context.Context, db *sql.DB, before func()) error {
 		return stock.InTx(ctx, db, func(tx *sql.Tx) error {
 			if _, err := tx.ExecContext(ctx, sell); err != nil {
@@ -287,10 +285,10 @@ func TestUnknownCommitUnderAnAdvisoryLock(t *testing.T) {
 	})
 }
 
-// TestADisturbedCommitUnderAnAdvisoryLock: each statement that goes out with the COMMIT is interrupted, or the connection
-// breaks in place of its answer. The caller is told of a success only if there is one, and others get the lock only
-// once that cannot change any more.
-func TestADisturbedCommitUnderAnAdvisoryLock(t *testing.T) {
+// TestADisturbedCommitIsCalledASuccessOnlyIfItIsOne: each statement that goes out with the COMMIT under an advisory
+// lock is interrupted, or the connection breaks in place of its answer. Others get the lock only once that cannot
+// change any more.
+func TestADisturbedCommitIsCalledASuccessOnlyIfItIsOne(t *testing.T) {
 	form := server.FixedForm()
 	t.Cleanup(func() { server.FixForm(form) })
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
