@@ -340,9 +340,8 @@ func TestOnlyFewUsersBeginToWaitInTheServer(t *testing.T) {
 	}
 }
 
-// TestBudgetBlockHolding: a user that holds a lock may wait however many do, and fewer wait then that
-// hold none.
-func TestBudgetBlockHolding(t *testing.T) {
+// TestAUserThatHoldsALockMayWaitHoweverManyDo, and fewer wait then that hold none.
+func TestAUserThatHoldsALockMayWaitHoweverManyDo(t *testing.T) {
 	s := new(served)
 	pools := s.budgeted(t, 5, 0, 1)
 	var conns []*Conn
@@ -445,9 +444,8 @@ func TestACallerLeavesTheQueueWithItsContextOrPool(t *testing.T) {
 	dbtest.Is(t, "of a closed pool", dbtest.Err(pools[0].Acquire(t.Context())), lockerr.ErrClosed)
 }
 
-// TestBudgetSlowConnect: a caller whose context ends while a connection is opened for it
-// leaves it to the next.
-func TestBudgetSlowConnect(t *testing.T) {
+// TestAConnectionWhoseCallerHasLeftGoesToTheNext: the context of the caller ends while it is opened for it.
+func TestAConnectionWhoseCallerHasLeftGoesToTheNext(t *testing.T) {
 	opening, opened := make(chan struct{}), make(chan struct{})
 	s := &served{slow: func() { close(opening); <-opened }}
 	pools := s.budgeted(t, 1, 0, 1)
@@ -541,10 +539,9 @@ func TestThereAreNeverMoreConnectionsThanTheBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetOfAFullServer: a server that has no connection left for a moment, since it still
-// counts those that it has closed, is asked again for the pools of a budget, and only for
-// them.
-func TestBudgetOfAFullServer(t *testing.T) {
+// TestAFullServerIsAskedAgainOnlyForABudget's pools: it has no connection left for a moment, since it still
+// counts those that it has closed.
+func TestAFullServerIsAskedAgainOnlyForABudget(t *testing.T) {
 	full := &mysql.MySQLError{Number: 1040, Message: "Too many connections"}
 	for _, bare := range []bool{false, true} {
 		var asked atomic.Int32
@@ -617,9 +614,8 @@ func TestPatienceLastsWhileThoseBeforeAreServed(t *testing.T) {
 	})
 }
 
-// TestBudgetNotOpened: no caller with patience waits for ever for a server that does not
-// answer.
-func TestBudgetNotOpened(t *testing.T) {
+// TestNoCallerWithPatienceWaitsForEver for a server that does not answer.
+func TestNoCallerWithPatienceWaitsForEver(t *testing.T) {
 	t.Parallel()
 	opened := make(chan struct{})
 	defer close(opened)

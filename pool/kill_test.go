@@ -114,9 +114,9 @@ func TestNoKillMeetsTheConnectionOfAnotherServer(t *testing.T) {
 	}
 }
 
-// TestKillQueryBeside: a statement is found beside another search for it, which still runs on
-// the server although nobody waits for it.
-func TestKillQueryBeside(t *testing.T) {
+// TestKillQueryFindsItsStatementBesideAnotherSearch for it, which still runs on the server although nobody waits for
+// it.
+func TestKillQueryFindsItsStatementBesideAnotherSearch(t *testing.T) {
 	dbtest.OnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {
 		tap := new(dbtest.Tap)
 		control := New(Config{Connect: d.Connector(tap.On).Connect, Max: 1, Idle: time.Minute, Setup: "DO 1"})
@@ -153,9 +153,9 @@ func TestKillQueryBeside(t *testing.T) {
 	})
 }
 
-// TestKillBesideWhatCannotBeListed: each KILL finds its connection, whatever others run, also if
-// MySQL has no other list of connections than the one that depends on texts.
-func TestKillBesideWhatCannotBeListed(t *testing.T) {
+// TestEachKillFindsItsConnectionBesideWhatCannotBeListed, whatever that is, also if MySQL has no other list of
+// connections than the one that depends on texts.
+func TestEachKillFindsItsConnectionBesideWhatCannotBeListed(t *testing.T) {
 	for name, opts := range map[string][]string{"": nil, "without performance_schema": {"--performance-schema=OFF"}} {
 		t.Run(name, func(t *testing.T) {
 			dbtest.OnOwnServers(t, func(d *dbtest.Database) *dbtest.Database { return d }, func(t *testing.T, d *dbtest.Database) {

@@ -17,9 +17,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestNoKillElsewhere: a connection that a failover ends is not ended on the server
-// that is there now, where somebody else's has the same id.
-func TestNoKillElsewhere(t *testing.T) {
+// TestAConnectionThatAFailoverEndsIsNotEndedElsewhere, on the server that is there now, where somebody else's has the
+// same id.
+func TestAConnectionThatAFailoverEndsIsNotEndedElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
 		t.Run(bin.Name, func(t *testing.T) {

@@ -45,8 +45,9 @@ func (brittle) ExecContext(context.Context, string, []driver.NamedValue) (driver
 
 func (brittle) Close() error { panic("the driver in Close") }
 
-// TestAPanicInTheCloseOfWhatIsNotSetUp is no panic of the goroutine that opens connections, which would end the process.
-func TestAPanicInTheCloseOfWhatIsNotSetUp(t *testing.T) {
+// TestAPanicInACloseDoesNotReachTheGoroutineThatOpens connections, which would end the process: a connection that is
+// not set up is closed.
+func TestAPanicInACloseDoesNotReachTheGoroutineThatOpens(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"set-up": {Setup: "SET autocommit = 0"},
 		"first":  {BeforeSetup: func(context.Context, driver.Conn) error { return errors.New("not this one") }},

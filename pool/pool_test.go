@@ -61,9 +61,9 @@ func (b breaking) ExecContext(context.Context, string, []driver.NamedValue) (dri
 	return nil, b.err
 }
 
-// TestBreaksWhileSetUp: a connection that is lost before it is set up is replaced,
-// twice as database/sql does; other errors are not tried again. No connection is left.
-func TestBreaksWhileSetUp(t *testing.T) {
+// TestAConnectionLostBeforeItIsSetUpIsReplaced, twice as database/sql does; other errors are not tried again. No
+// connection is left.
+func TestAConnectionLostBeforeItIsSetUpIsReplaced(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, c := range []struct {
 			err     error
@@ -129,9 +129,8 @@ func TestAConnectionThatCheckRefusesIsClosed(t *testing.T) {
 	})
 }
 
-// TestServerIsFull: the error of a server that takes no more connections says which
-// settings there are about it.
-func TestServerIsFull(t *testing.T) {
+// TestTheErrorOfAFullServerNamesTheSettings that there are about it.
+func TestTheErrorOfAFullServerNamesTheSettings(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		user := "u_" + dbtest.Random()
 		s.Exec(s.look, "CREATE USER "+user+" WITH MAX_USER_CONNECTIONS 1")
@@ -187,9 +186,8 @@ func TestThereAreNeverMoreConnectionsThanMax(t *testing.T) {
 	})
 }
 
-// TestCloseWhileWaiting: Close waits for the connections in use, and callers who wait
-// for one get none when it is given back.
-func TestCloseWhileWaiting(t *testing.T) {
+// TestCloseWaitsForTheConnectionsInUse, and callers who wait for one get none when it is given back.
+func TestCloseWaitsForTheConnectionsInUse(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.pool(func(cfg *Config) { cfg.Max = 1 })
 		c := s.acquire(p)
@@ -223,9 +221,9 @@ func TestCloseWhileWaiting(t *testing.T) {
 	})
 }
 
-// TestNotHandedOut: a connection is not used again that was idle for too long, that
-// the server has ended, that carries state, or that was given back broken.
-func TestNotHandedOut(t *testing.T) {
+// TestASpoiltConnectionIsNotUsedAgain: one that was idle for too long, that the server has ended, that carries state,
+// or that was given back broken.
+func TestASpoiltConnectionIsNotUsedAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for what, spoil := range map[string]func(c *Conn){
 			"idle for too long": func(c *Conn) {
