@@ -14,6 +14,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -70,22 +71,7 @@ func openOn(t *testing.T, s *fakeserver.Server, cfg mysqllock.Config) (*sql.DB, 
 	return db, lockctx.With(ctx, "k")
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	dbtest.OK(t, err)
-}
-
-// seen is what a reader in ctx sees.
-func seen(t *testing.T, db interface {
-	QueryRowContext(context.Context, string, ...any) *sql.Row
-}, ctx context.Context,
-) (n int) {
-	t.Helper()
-	must(t, db.QueryRowContext(ctx, read, 1).Scan(&n))
-	return n
-}
-
-func state(t *testing.T, s *fakeserver.Server, stock int64, held int) {
+func wantState(t *testing.T, s *fakeserver.Server, stock int64, held int) {
 	t.Helper()
 	if s.Stock() != stock || s.Held() != held {
 		t.Errorf("committed %d with %d locks held, want %d with %d", s.Stock(), s.Held(), stock, held)
@@ -104,16 +90,16 @@ func TestAReadWithoutAnEndIsRefused(t *testing.T) {
 	s, db, _ := open(t)
 	var n int
 	dbtest.Is(t, "the error", db.QueryRowContext(lockctx.With(context.Background(), "k"), read, 1).Scan(&n), mysqllock.ErrNoEnd)
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }
 
 func TestAHoldIsReleasedOnce(t *testing.T) {
 	s, db, ctx := open(t)
 	h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
-	must(t, err)
-	must(t, h.Release())
+	dbtest.OK(t, err)
+	dbtest.OK(t, h.Release())
 	s.Sent()
-	must(t, h.Release())
+	dbtest.OK(t, h.Release())
 	if sent := s.Sent(); len(sent) != 0 {
 		t.Errorf("the second release sent %q", sent)
 	}
@@ -122,8 +108,8 @@ func TestAHoldIsReleasedOnce(t *testing.T) {
 func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(lockctx.With(ctx, "k"), tx, 4))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(lockctx.With(ctx, "k"), tx, 4))
 	taken := 0
 	for _, text := range s.Sent() {
 		if strings.Contains(text, "FOR UPDATE") {
@@ -133,17 +119,17 @@ func TestAKeyIsLockedOnceInItsContext(t *testing.T) {
 	if taken != 1 {
 		t.Errorf("the key was locked %d times", taken)
 	}
-	must(t, put(lockctx.With(ctx, "other"), tx, 5))
-	state(t, s, 10, 2)
-	must(t, tx.Commit())
-	state(t, s, 5, 0)
+	dbtest.OK(t, put(lockctx.With(ctx, "other"), tx, 5))
+	wantState(t, s, 10, 2)
+	dbtest.OK(t, tx.Commit())
+	wantState(t, s, 5, 0)
 }
 
 func TestTheEndOfTheContextReleases(t *testing.T) {
 	s, db, ctx := open(t)
 	ctx, cancel := context.WithCancel(lockctx.Without(ctx))
 	ctx = lockctx.With(ctx, "k")
-	seen(t, db, ctx)
+	stock.MustRead(t, ctx, db, 1)
 	committed := s.Arrival("COMMIT")
 	cancel()
 	select {
@@ -151,35 +137,35 @@ func TestTheEndOfTheContextReleases(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the end of the context commits nothing")
 	}
-	must(t, db.Close())
-	state(t, s, 10, 0)
+	dbtest.OK(t, db.Close())
+	wantState(t, s, 10, 0)
 }
 
 func TestTheEndOfTheContextRollsBackAnOpenTransaction(t *testing.T) {
 	s, db, ctx := open(t)
 	ctx, cancel := context.WithCancel(lockctx.Without(ctx))
 	ctx = lockctx.With(ctx, "k")
-	seen(t, db, ctx)
+	stock.MustRead(t, ctx, db, 1)
 	tx, err := db.BeginTx(context.WithoutCancel(ctx), nil)
-	must(t, err)
-	must(t, put(ctx, tx, 1))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(ctx, tx, 1))
 	cancel()
 	dbtest.Is(t, "a commit after the end of the context of the read that began it", tx.Commit(), mysqllock.ErrLost)
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }
 
 func TestAHeldLockIsWaitedFor(t *testing.T) {
 	s, db, ctx := open(t)
 	other := another(t, s)
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
+	dbtest.OK(t, err)
 	waits, done := s.Arrival("waits"), make(chan error, 1)
 	go func() { done <- put(lockctx.With(context.Background(), "k"), other, 2) }()
 	arrives(t, s, waits, done)
-	must(t, put(ctx, tx, 1))
-	must(t, tx.Commit())
-	must(t, <-done)
-	state(t, s, 2, 0)
+	dbtest.OK(t, put(ctx, tx, 1))
+	dbtest.OK(t, tx.Commit())
+	dbtest.OK(t, <-done)
+	wantState(t, s, 2, 0)
 }
 
 func refused(number uint16) error { return &mysql.MySQLError{Number: number, Message: "refused"} }
@@ -202,7 +188,7 @@ func TestAFailureOfAStatementIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
+			dbtest.OK(t, err)
 			s.Fail(c.at, c.err)
 			err = put(ctx, tx, 1)
 			if err == nil {
@@ -213,7 +199,7 @@ func TestAFailureOfAStatementIsTold(t *testing.T) {
 			if is := c.is; err == nil || is != nil && !errors.Is(err, is) || is == nil && !errors.Is(err, c.err) {
 				t.Errorf("got %v, want %v", err, c.is)
 			}
-			state(t, s, c.stock, 0)
+			wantState(t, s, c.stock, 0)
 		})
 	}
 }
@@ -227,44 +213,44 @@ func TestALockThatCannotBeTakenRunsNothing(t *testing.T) {
 	if slices.Contains(s.Sent(), write) {
 		t.Error("the statement was sent without its lock")
 	}
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }
 
 func TestALostAnswerOfCommitIsAnError(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, tx, 1))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(ctx, tx, 1))
 	s.LoseAnswer("COMMIT")
 	var e *mysqllock.Error
 	if err := tx.Commit(); !errors.Is(err, mysqllock.ErrLost) || !errors.As(err, &e) || e.Op != "commit" || e.Key != "k" {
 		t.Errorf("a commit whose answer was lost: %v", err)
 	}
-	state(t, s, 1, 0)
+	wantState(t, s, 1, 0)
 }
 
 func TestAClosedHandleGivesNoLock(t *testing.T) {
 	s, db, ctx := open(t)
-	seen(t, db, ctx)
-	must(t, db.Close())
-	state(t, s, 10, 0)
+	stock.MustRead(t, ctx, db, 1)
+	dbtest.OK(t, db.Close())
+	wantState(t, s, 10, 0)
 	if err := put(ctx, db, 1); err == nil {
 		t.Error("it wrote")
 	}
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }
 
 func TestTransactionsEndInTheReverseOrder(t *testing.T) {
 	s, db, ctx := open(t)
 	outer, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, outer, 5))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(ctx, outer, 5))
 	_, err = db.BeginTx(ctx, nil)
-	must(t, err)
+	dbtest.OK(t, err)
 	if err := outer.Commit(); err == nil {
 		t.Error("the outer transaction was committed before the inner one")
 	}
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }
 
 // endsFirst has the caller's context end, and close the connection, right before a write is sent,
@@ -332,7 +318,7 @@ func TestAContextThatEndsBesideAStatementIsNoLoss(t *testing.T) {
 			defer end()
 			s := fakeserver.New()
 			k, err := mysqllock.Wrap(endsFirst{s, end, after}, mysqllock.Config{Schema: "manual"})
-			must(t, err)
+			dbtest.OK(t, err)
 			db := sql.OpenDB(k)
 			defer db.Close()
 			if name != "Do" {
@@ -344,7 +330,7 @@ func TestAContextThatEndsBesideAStatementIsNoLoss(t *testing.T) {
 			if err := work(ctx, db); !errors.Is(err, context.Canceled) || errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s, after it: %v: it ended with %v", name, after, err)
 			}
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 		}
 	}
 }

@@ -101,7 +101,7 @@ func TestNothingIsLockedOnAnotherEngine(t *testing.T) {
 						}
 					}
 				}
-				must(t, db.Close())
+				dbtest.OK(t, db.Close())
 			}
 			for strategy, option := range strategies {
 				for way, ask := range asking {
@@ -168,7 +168,7 @@ func TestEnginesRefuseWhatDoesNotHoldThere(t *testing.T) {
 					t.Errorf("%+v, %s: %d locks are held", e, way, s.Held())
 				}
 			})
-			state(t, s, 9, 0)
+			wantState(t, s, 9, 0)
 		}
 	}
 }
@@ -251,7 +251,7 @@ func TestALeaseOnTiDBLocksItsRowFirst(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, db, ctx := openEngine(t, engines.TiDB["TiDB 8.0.11-TiDB-v8.5.0"], mysqllock.Config{})
-				must(t, asking["Acquire"](db, ctx, lockctx.Lease(time.Minute))) // on a connection that is known from now on
+				dbtest.OK(t, asking["Acquire"](db, ctx, lockctx.Lease(time.Minute))) // on a connection that is known from now on
 				s.Sent()
 				if c.before != nil {
 					c.before(s)
@@ -266,7 +266,7 @@ func TestALeaseOnTiDBLocksItsRowFirst(t *testing.T) {
 				}
 				err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
 					return inTransaction(db, ctx, func(tx *sql.Tx) error {
-						must(t, put(ctx, tx, 9))
+						dbtest.OK(t, put(ctx, tx, 9))
 						if c.within != nil {
 							c.within(s)
 						}
@@ -293,7 +293,7 @@ func TestALeaseOnTiDBLocksItsRowFirst(t *testing.T) {
 				if c.is == nil {
 					stock = 9
 				}
-				state(t, s, stock, 0)
+				wantState(t, s, stock, 0)
 				if leases := s.Leases(); leases != 0 && what != "of somebody else" && what != "taken away" {
 					t.Errorf("%d leases are left", leases)
 				}
@@ -313,7 +313,7 @@ func TestUnsafeAllowsAnotherEngine(t *testing.T) {
 					t.Errorf("%s, %s: %d locks are held", name, way, s.Held())
 				}
 			})
-			state(t, s, 9, 0)
+			wantState(t, s, 9, 0)
 		}
 	}
 }
@@ -368,12 +368,12 @@ func TestMariaDB10_5LacksSkipLocked(t *testing.T) {
 // TestTheServerIsAskedOnce, before anything else is sent on the driver's own connections.
 func TestTheServerIsAskedOnce(t *testing.T) {
 	s, db, ctx := openEngine(t, engines.Builds[0], mysqllock.Config{})
-	must(t, put(lockctx.With(ctx, "k"), db, 9))
+	dbtest.OK(t, put(lockctx.With(ctx, "k"), db, 9))
 	sent := s.Sent()
 	if !strings.HasPrefix(sent[0], "SELECT VERSION()") {
 		t.Errorf("%q is sent first", sent[0])
 	}
-	must(t, put(lockctx.With(ctx, "k", lockctx.Lease(time.Minute)), db, 8))
+	dbtest.OK(t, put(lockctx.With(ctx, "k", lockctx.Lease(time.Minute)), db, 8))
 	for _, text := range append(sent[1:], s.Sent()...) {
 		if strings.HasPrefix(text, "SELECT VERSION()") || strings.Contains(text, "@@version") {
 			t.Errorf("it is asked again: %q", text)
@@ -386,7 +386,7 @@ func TestTheServerIsAskedOnce(t *testing.T) {
 func TestALimitOfTheAccountsIsNoEngine(t *testing.T) {
 	s, db, ctx := openWith(t, mysqllock.Config{})
 	s.Fail("SELECT VERSION()", &mysql.MySQLError{Number: 3024, Message: "maximum statement execution time exceeded"})
-	must(t, put(ctx, db, 9))
+	dbtest.OK(t, put(ctx, db, 9))
 	sent := s.Sent()
 	asked := slices.IndexFunc(sent[1:], func(text string) bool { return strings.HasPrefix(text, "SELECT VERSION()") })
 	if !strings.HasPrefix(sent[0], "SELECT VERSION()") || asked < 1 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -37,18 +38,18 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		for name, begin := range map[string]func() *sql.Tx{
 			"of a transaction": func() *sql.Tx {
 				tx, err := db.BeginTx(ctx, nil)
-				must(t, err)
+				dbtest.OK(t, err)
 				return tx
 			},
 			"of the outer transaction": func() *sql.Tx {
 				c, err := db.Conn(lockctx.Without(ctx))
-				must(t, err)
+				dbtest.OK(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				outer, err := c.BeginTx(ctx, nil)
-				must(t, err)
+				dbtest.OK(t, err)
 				inner, err := c.BeginTx(ctx, nil)
-				must(t, err)
-				must(t, inner.Commit())
+				dbtest.OK(t, err)
+				dbtest.OK(t, inner.Commit())
 				return outer
 			},
 		} {
@@ -56,7 +57,7 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 			s.Fail(write, ended)
 			dbtest.Is(t, name, put(ctx, tx, 1), is)
 			over(t, ctx, tx)
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 			ctx = lockctx.With(lockctx.Without(ctx), "k")
 		}
 
@@ -65,11 +66,11 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		if err := put(ctx, db, 1); !errors.Is(err, is) || errors.Is(err, driver.ErrBadConn) {
 			t.Errorf("a write: %v", err)
 		}
-		must(t, put(lockctx.With(lockctx.Without(ctx), "k"), db, 4))
+		dbtest.OK(t, put(lockctx.With(lockctx.Without(ctx), "k"), db, 4))
 
 		// What was decided on a read is not written.
 		ctx = lockctx.With(lockctx.Without(ctx), "k")
-		seen(t, db, ctx)
+		stock.MustRead(t, ctx, db, 1)
 		s.Fail(write, ended)
 		dbtest.Is(t, "a write after a read", put(ctx, db, 1), is)
 		s.Sent()
@@ -80,7 +81,7 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 		if sent := s.Sent(); len(sent) != 0 {
 			t.Errorf("it sent %q", sent)
 		}
-		state(t, s, 4, 0)
+		wantState(t, s, 4, 0)
 	})
 }
 
@@ -89,7 +90,7 @@ func nothingGoesOn(t *testing.T, is, ended error) {
 func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
 		plain := lockctx.Without(ctx)
-		must(t, put(ctx, db, 10)) // the key's row is known
+		dbtest.OK(t, put(ctx, db, 10)) // the key's row is known
 		another := func(ctx context.Context, db dbtest.Execer) error {
 			_, err := db.ExecContext(ctx, write, 1, 2)
 			return err
@@ -106,12 +107,12 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 				},
 			} {
 				c, err := db.Conn(plain)
-				must(t, err)
+				dbtest.OK(t, err)
 				s.Fail(at, refused(1180))
 				s.Fail("ROLLBACK", refused(1180))
 				tx, err := c.BeginTx(ctx, nil)
 				if err == nil {
-					must(t, put(ctx, tx, 5))
+					dbtest.OK(t, put(ctx, tx, 5))
 					err = tx.Commit()
 				}
 				if err == nil {
@@ -122,9 +123,9 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 				if err := next(c); err != nil {
 					t.Errorf("%s, then %s: %v", at, name, err)
 				}
-				must(t, c.Close())
+				dbtest.OK(t, c.Close())
 				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
-				state(t, s, 10, 0)
+				wantState(t, s, 10, 0)
 			}
 		}
 	})
@@ -133,14 +134,14 @@ func TestNothingRunsWhereATransactionMayBeOpen(t *testing.T) {
 func TestAStatementThatFailsLeavesTheTransactionAsItIs(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
+	dbtest.OK(t, err)
 	s.Fail(write, refused(1062))
 	if err := put(ctx, tx, 1); err == nil || err.Error() != refused(1062).Error() {
 		t.Errorf("the error comes back as %v", err)
 	}
-	must(t, put(ctx, tx, 4))
-	must(t, tx.Commit())
-	state(t, s, 4, 0)
+	dbtest.OK(t, put(ctx, tx, 4))
+	dbtest.OK(t, tx.Commit())
+	wantState(t, s, 4, 0)
 }
 
 // Of several statements in one text, those that were finished stay.
@@ -162,14 +163,14 @@ func TestARowThatGoesIsMadeAgain(t *testing.T) {
 			ctx = lockctx.WithKeys(lockctx.Without(ctx), keys)
 			for range 3 {
 				tx, err := db.BeginTx(ctx, nil)
-				must(t, err)
-				must(t, put(ctx, tx, 4))
-				state(t, s, s.Stock(), len(keys))
+				dbtest.OK(t, err)
+				dbtest.OK(t, put(ctx, tx, 4))
+				wantState(t, s, s.Stock(), len(keys))
 				s.Sent()
-				must(t, tx.Commit())
+				dbtest.OK(t, tx.Commit())
 				s.Remove("k")
 			}
-			state(t, s, 4, 0)
+			wantState(t, s, 4, 0)
 		})
 	}
 }
@@ -191,7 +192,7 @@ func (o oneConn) Connect(ctx context.Context) (driver.Conn, error) {
 // own.
 func TestTheFirstLockIsRefusedWithoutAConnectionToSetUp(t *testing.T) {
 	k, err := mysqllock.Wrap(oneConn{fakeserver.New(), new(atomic.Int32)}, mysqllock.Config{Schema: "manual"})
-	must(t, err)
+	dbtest.OK(t, err)
 	db := sql.OpenDB(k)
 	defer db.Close()
 	_, err = db.BeginTx(lockctx.With(context.Background(), "k"), nil)
@@ -224,15 +225,15 @@ func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 	t.Run("before the lock", func(t *testing.T) {
 		s, db, ctx := open(t)
 		s.Cut("FOR UPDATE", driver.ErrBadConn)
-		must(t, put(ctx, db, 4))
-		state(t, s, 4, 0)
+		dbtest.OK(t, put(ctx, db, 4))
+		wantState(t, s, 4, 0)
 	})
 	for at, text := range map[string]string{"the write": write, "COMMIT": "COMMIT"} {
 		for name, read := range map[string]bool{"a write": false, "a write after a read": true} {
 			t.Run(name+"/"+at, func(t *testing.T) {
 				s, db, ctx := open(t)
 				if read {
-					seen(t, db, ctx)
+					stock.MustRead(t, ctx, db, 1)
 				}
 				s.Cut(text, driver.ErrBadConn)
 				err := put(ctx, db, 1)
@@ -244,8 +245,8 @@ func TestABrokenConnectionIsTriedAgainOnlyWithoutALock(t *testing.T) {
 					t.Errorf("after that: %v", err)
 				}
 				dbtest.Soon(t, "what may run there is killed", func() bool { return s.Held() == 0 })
-				must(t, put(lockctx.Without(ctx), db, 4)) // on another connection
-				state(t, s, 4, 0)
+				dbtest.OK(t, put(lockctx.Without(ctx), db, 4)) // on another connection
+				wantState(t, s, 4, 0)
 			})
 		}
 	}
@@ -271,12 +272,12 @@ func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
 				var told observed
 				s, db, ctx := openWith(t, mysqllock.Config{Observer: &told})
 				plain := lockctx.Without(ctx)
-				must(t, mysqllock.Do(plain, db, "k", func(context.Context) error { return nil }, of.opt)) // all is there
+				dbtest.OK(t, mysqllock.Do(plain, db, "k", func(context.Context) error { return nil }, of.opt)) // all is there
 				told.kinds()
 				c, err := db.Conn(plain)
-				must(t, err)
+				dbtest.OK(t, err)
 				rows, err := c.QueryContext(plain, read, 1)
-				must(t, err)
+				dbtest.OK(t, err)
 				s.Cut(of.text, broken)
 				done := make(chan error, 1)
 				go func() { done <- run(lockctx.With(plain, "k", of.opt), c) }()
@@ -294,10 +295,10 @@ func TestASQLConnIsNotClosedUnderItsRows(t *testing.T) {
 				if !rows.Next() {
 					t.Errorf("%s, %s, %v: the rows have ended: %v", name, way, broken, rows.Err())
 				}
-				must(t, rows.Close())
-				must(t, c.Close())
+				dbtest.OK(t, rows.Close())
+				dbtest.OK(t, c.Close())
 				dbtest.Soon(t, "nothing is left", func() bool { return s.Held() == 0 })
-				state(t, s, 1, 0)
+				wantState(t, s, 1, 0)
 			}
 		}
 	}
@@ -309,10 +310,10 @@ func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
 	for _, lost := range []error{driver.ErrBadConn, mysql.ErrInvalidConn, io.ErrUnexpectedEOF} {
 		s, db, ctx := open(t)
 		plain, asks := lockctx.Without(ctx), lockctx.With(ctx, "k1")
-		must(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil })) // makes the row
+		dbtest.OK(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil })) // makes the row
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
-		must(t, put(plain, tx, 1))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(plain, tx, 1))
 		s.Cut("FOR UPDATE", lost)
 		err = put(asks, tx, 2)
 		var e *mysqllock.Error
@@ -321,7 +322,7 @@ func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
 		}
 		over(t, asks, tx)
 		dbtest.Soon(t, "what may run there is killed", func() bool { return s.Held() == 0 })
-		state(t, s, 10, 0)
+		wantState(t, s, 10, 0)
 	}
 }
 
@@ -330,15 +331,15 @@ func TestAConnectionThatIsLostWhileALockJoinsIsALoss(t *testing.T) {
 func TestWhatIsLostIsHeldNoMore(t *testing.T) {
 	s, db, ctx := open(t)
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
+	dbtest.OK(t, err)
 	s.Cut(write, driver.ErrBadConn)
 	dbtest.Is(t, "the write", put(ctx, tx, 4), mysqllock.ErrLost)
 	st, err := mysqllock.Stats(db)
-	must(t, err)
+	dbtest.OK(t, err)
 	if st.OldestHold != 0 {
 		t.Errorf("held for %v", st.OldestHold)
 	}
-	must(t, tx.Rollback())
+	dbtest.OK(t, tx.Rollback())
 }
 
 // TestABrokenBeginGivesItsLockBack that was granted beside the transaction, and its caller is told which it was.
@@ -347,9 +348,9 @@ func TestABrokenBeginGivesItsLockBack(t *testing.T) {
 		for text, opts := range map[string]*sql.TxOptions{"START TRANSACTION": nil, "SET TRANSACTION": {Isolation: sql.LevelReadCommitted}} {
 			s, db, _ := open(t)
 			ctx := lockctx.With(context.Background(), "k", opt, lockctx.Wait(time.Second))
-			must(t, put(ctx, db, 4)) // all is there
+			dbtest.OK(t, put(ctx, db, 4)) // all is there
 			c, err := db.Conn(context.Background())
-			must(t, err)
+			dbtest.OK(t, err)
 			s.LoseAnswer(text)
 			_, err = c.BeginTx(ctx, opts)
 			var e *mysqllock.Error
@@ -357,8 +358,8 @@ func TestABrokenBeginGivesItsLockBack(t *testing.T) {
 				t.Errorf("%s, %s: %v", strategy, text, err)
 			}
 			_ = c.Close()
-			must(t, put(ctx, db, 4))
-			state(t, s, 4, 0)
+			dbtest.OK(t, put(ctx, db, 4))
+			wantState(t, s, 4, 0)
 		}
 	}
 }
@@ -367,25 +368,25 @@ func TestABrokenBeginGivesItsLockBack(t *testing.T) {
 func TestALossOfAnotherConnectionWhileALockJoinsIsNone(t *testing.T) {
 	s, db, ctx := open(t)
 	plain := lockctx.Without(ctx)
-	must(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil })) // opens the handle's own
+	dbtest.OK(t, mysqllock.Do(plain, db, "k1", func(context.Context) error { return nil })) // opens the handle's own
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(plain, tx, 4))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(plain, tx, 4))
 	for range 3 { // it is tried again
 		s.Cut("INSERT IGNORE", mysql.ErrInvalidConn)
 	}
 	if err := put(lockctx.With(ctx, "new"), tx, 2); !errors.Is(err, mysqllock.ErrNoAnswer) || errors.Is(err, mysqllock.ErrLost) {
 		t.Errorf("got %v, want ErrNoAnswer", err)
 	}
-	must(t, tx.Commit())
-	state(t, s, 4, 0)
+	dbtest.OK(t, tx.Commit())
+	wantState(t, s, 4, 0)
 }
 
 func TestAWaitThatIsOverIsKilledOnTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the limits on time depend on no machine
 		s, db, ctx := open(t)
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		var e *mysqllock.Error
 		_, err = another(t, s).BeginTx(lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond)), nil)
 		if !errors.Is(err, mysqllock.ErrTimeout) || !errors.Is(err, mysqllock.ErrLocked) || !errors.As(err, &e) || e.Waited < 50*time.Millisecond {
@@ -401,14 +402,14 @@ func TestAWaitThatIsOverIsKilledOnTheServer(t *testing.T) {
 		if !strings.Contains(sent, "MAX_EXECUTION_TIME(1050)") { // a second more than the wait
 			t.Errorf("the server does not end the wait: %s", sent)
 		}
-		must(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 	})
 }
 
 func TestAHolderIsAskedForOnlyWhereTheServerKnowsAndTells(t *testing.T) {
 	s, db, ctx := openWith(t, mysqllock.Config{Owner: "me"})
 	tx, err := db.BeginTx(ctx, nil)
-	must(t, err)
+	dbtest.OK(t, err)
 	asked := func(db *sql.DB) (*mysqllock.Holder, int) {
 		t.Helper()
 		s.Sent()
@@ -431,24 +432,24 @@ func TestAHolderIsAskedForOnlyWhereTheServerKnowsAndTells(t *testing.T) {
 			t.Errorf("where it may not look: it asked %d times, and names %+v", n, h)
 		}
 	}
-	must(t, tx.Rollback())
+	dbtest.OK(t, tx.Rollback())
 }
 
 // Nobody waits for the key of a connection that was closed with a savepoint open on it.
 func TestAConnectionThatIsClosedHoldsNothing(t *testing.T) {
 	s, db, ctx := open(t)
 	c, err := db.Conn(lockctx.Without(ctx))
-	must(t, err)
+	dbtest.OK(t, err)
 	_ = c.Raw(func(c any) error {
 		for range 2 {
 			_, err := c.(driver.ConnBeginTx).BeginTx(ctx, driver.TxOptions{})
-			must(t, err)
+			dbtest.OK(t, err)
 		}
-		must(t, c.(driver.Conn).Close())
+		dbtest.OK(t, c.(driver.Conn).Close())
 		return driver.ErrBadConn
 	})
-	state(t, s, 10, 0)
-	must(t, put(noWait(context.Background(), "k"), db, 4))
+	wantState(t, s, 10, 0)
+	dbtest.OK(t, put(noWait(context.Background(), "k"), db, 4))
 }
 
 func TestWhatIsRefusedSendsNothing(t *testing.T) {
@@ -499,7 +500,7 @@ func TestWhatIsRefusedSendsNothing(t *testing.T) {
 	t.Run("in a transaction", func(t *testing.T) {
 		s, db, ctx := open(t)
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		s.Sent()
 		for _, text := range []string{"COMMIT", "CREATE TABLE q (id INT)", "SET autocommit = 1", "BEGIN"} {
 			for _, ctx := range []context.Context{ctx, lockctx.Without(ctx)} {
@@ -509,29 +510,29 @@ func TestWhatIsRefusedSendsNothing(t *testing.T) {
 		if sent := s.Sent(); len(sent) != 0 {
 			t.Errorf("it sent %q", sent)
 		}
-		must(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 	})
 }
 
 // The snapshot of a read is older than the second lock.
 func TestASecondKeyAfterAReadIsStale(t *testing.T) {
 	s, db, ctx := open(t)
-	seen(t, db, ctx)
+	stock.MustRead(t, ctx, db, 1)
 	s.Sent()
 	dbtest.Is(t, "the error", db.QueryRowContext(lockctx.With(ctx, "k1"), read, 1).Err(), mysqllock.ErrStaleSnapshot)
 	if sent := s.Sent(); len(sent) != 0 {
 		t.Errorf("it sent %q", sent)
 	}
-	seen(t, db, lockctx.With(ctx, "k1", lockctx.AllowStale()))
-	state(t, s, 10, 2)
-	must(t, put(lockctx.With(ctx, "k1"), db, 4))
-	state(t, s, 4, 0)
+	stock.MustRead(t, lockctx.With(ctx, "k1", lockctx.AllowStale()), db, 1)
+	wantState(t, s, 10, 2)
+	dbtest.OK(t, put(lockctx.With(ctx, "k1"), db, 4))
+	wantState(t, s, 4, 0)
 }
 
 func TestASessionWithSomethingLeftOnItIsNotUsedAgain(t *testing.T) {
 	s, db, ctx := open(t)
 	session := func(text string) (id int64) {
-		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
 			if _, err := db.ExecContext(ctx, text); err != nil {
 				return err
 			}
@@ -546,5 +547,5 @@ func TestASessionWithSomethingLeftOnItIsNotUsedAgain(t *testing.T) {
 	if third := session("DO 0"); third == first {
 		t.Error("a session that has a variable is used again")
 	}
-	state(t, s, 10, 0)
+	wantState(t, s, 10, 0)
 }

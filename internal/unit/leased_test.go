@@ -12,6 +12,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -34,7 +35,7 @@ func noWait(ctx context.Context, keys ...string) context.Context {
 func TestALeaseOfSomebodyElseIsInTheWayUntilItEnds(t *testing.T) {
 	onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
 		ctx = lockctx.Without(ctx)
-		must(t, put(noWait(ctx, "k"), db, 8)) // on a connection that is known from now on
+		dbtest.OK(t, put(noWait(ctx, "k"), db, 8)) // on a connection that is known from now on
 		for range 2 {
 			s.Lease("k", time.Minute)
 			_, err := db.BeginTx(noWait(ctx, "k"), nil)
@@ -46,16 +47,16 @@ func TestALeaseOfSomebodyElseIsInTheWayUntilItEnds(t *testing.T) {
 			s.Lease("b", time.Minute)
 			_, err = db.BeginTx(noWait(ctx, "a", "b"), nil)
 			inTheWay(t, err, "a, b")
-			state(t, s, 8, 0)
+			wantState(t, s, 8, 0)
 			if st, err := mysqllock.Stats(db); err != nil || st.InUse != 0 {
 				t.Errorf("%+v, %v: a session is not free", st, err)
 			}
 			for _, key := range []string{"k", "b"} {
 				s.Lease(key, -time.Second)
-				must(t, put(noWait(ctx, key), db, 8))
-				must(t, put(noWait(ctx, key), db, 8))
+				dbtest.OK(t, put(noWait(ctx, key), db, 8))
+				dbtest.OK(t, put(noWait(ctx, key), db, 8))
 			}
-			state(t, s, 8, 0)
+			wantState(t, s, 8, 0)
 		}
 	})
 }
@@ -67,8 +68,8 @@ func TestALeaseThatASecondLockFindsEndsTheTransaction(t *testing.T) {
 			onProducts(t, func(t *testing.T, s *fakeserver.Server, db *sql.DB, ctx context.Context) {
 				s.Lease("k2", -time.Second)
 				tx, err := db.BeginTx(ctx, nil)
-				must(t, err)
-				must(t, put(ctx, tx, 1))
+				dbtest.OK(t, err)
+				dbtest.OK(t, put(ctx, tx, 1))
 				s.Before("name = x'6b31' LIMIT 1 FOR UPDATE", func() { s.Lease("k1", time.Minute) })
 				err = put(noWait(ctx, keys...), tx, 2)
 				var e *mysqllock.Error
@@ -76,7 +77,7 @@ func TestALeaseThatASecondLockFindsEndsTheTransaction(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				over(t, ctx, tx)
-				state(t, s, 10, 0)
+				wantState(t, s, 10, 0)
 			})
 		})
 	}
@@ -99,28 +100,28 @@ func over(t *testing.T, ctx context.Context, tx *sql.Tx) {
 func TestALeaseThatIsKnownLeavesTheTransactionAlone(t *testing.T) {
 	for name, begin := range map[string]func(*testing.T, *sql.DB, context.Context){
 		"on its connection": func(*testing.T, *sql.DB, context.Context) {},
-		"on a session":      func(t *testing.T, db *sql.DB, ctx context.Context) { seen(t, db, ctx) },
+		"on a session":      func(t *testing.T, db *sql.DB, ctx context.Context) { stock.MustRead(t, ctx, db, 1) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			t.Log(name)
 			s, db, ctx := open(t)
 			begin(t, db, ctx)
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
+			dbtest.OK(t, err)
 			s.Lease("k1", time.Minute)
 			both := lockctx.With(ctx, "k1", lockctx.NoWait(), lockctx.AllowStale())
 			inTheWay(t, put(both, tx, 1), "k1")
-			must(t, put(ctx, tx, 4))
+			dbtest.OK(t, put(ctx, tx, 4))
 			inTime := lockctx.With(ctx, "k1", lockctx.Wait(20*time.Millisecond), lockctx.AllowStale())
 			dbtest.Is(t, "after a wait", put(inTime, tx, 1), mysqllock.ErrTimeout)
 
 			// Where it cannot be looked up, the lock statement tells.
 			s.Lease("k1", -time.Second)
 			s.Fail("SELECT name, IF(", refused(1205))
-			must(t, put(both, tx, 4))
-			must(t, put(both, tx, 5))
-			must(t, tx.Commit())
-			state(t, s, 5, 0)
+			dbtest.OK(t, put(both, tx, 4))
+			dbtest.OK(t, put(both, tx, 5))
+			dbtest.OK(t, tx.Commit())
+			wantState(t, s, 5, 0)
 		})
 	}
 }
@@ -129,23 +130,23 @@ func TestASecondLockThatIsRefusedLeavesTheTransactionAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the limits on time depend on no machine
 		s, db, ctx := open(t)
 		other, err := another(t, s).BeginTx(lockctx.With(context.Background(), "k1"), nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
 			dbtest.Is(t, "the error", put(lockctx.With(ctx, "k1", lockctx.Wait(wait)), tx, 1), mysqllock.ErrLocked)
 		}
-		must(t, put(ctx, tx, 5))
-		must(t, tx.Commit())
+		dbtest.OK(t, put(ctx, tx, 5))
+		dbtest.OK(t, tx.Commit())
 
 		// Of two keys, one may have been locked.
 		tx, err = db.BeginTx(ctx, nil)
-		must(t, err)
-		must(t, put(ctx, tx, 6))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(ctx, tx, 6))
 		dbtest.Is(t, "the error", put(noWait(ctx, "k0", "k1"), tx, 1), mysqllock.ErrLocked)
 		over(t, ctx, tx)
-		must(t, other.Rollback())
-		state(t, s, 5, 0)
+		dbtest.OK(t, other.Rollback())
+		wantState(t, s, 5, 0)
 	})
 }
 
@@ -154,7 +155,7 @@ func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
 	s, db, ctx := open(t)
 	other, _ := openOn(t, s, mysqllock.Config{})
 	holder, err := mysqllock.Acquire(context.Background(), other, "k")
-	must(t, err)
+	dbtest.OK(t, err)
 	for name, way := range map[string]func(context.Context) error{
 		"BeginTx": func(ctx context.Context) error {
 			_, err := db.BeginTx(ctx, nil)
@@ -169,9 +170,9 @@ func TestALeaseGoesWithTheRowLockThatIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		must(t, h.Release())
+		dbtest.OK(t, h.Release())
 	}
-	must(t, holder.Release())
+	dbtest.OK(t, holder.Release())
 }
 
 // TestLeasesAreCheckedOnASessionWithALimitOnSilence: a host that vanishes between the checks of two leases,
@@ -189,7 +190,7 @@ func TestLeasesAreCheckedOnASessionWithALimitOnSilence(t *testing.T) {
 			}, lockctx.Advisory())
 		}, lockctx.Lease(20*time.Second))
 	}, lockctx.Lease(time.Minute))
-	must(t, err)
+	dbtest.OK(t, err)
 	var sent []string
 	for _, text := range s.Sent() {
 		switch {
@@ -208,5 +209,5 @@ func TestLeasesAreCheckedOnASessionWithALimitOnSilence(t *testing.T) {
 	if want := []string{"limit", "check", "check", "COMMIT"}; !slices.Equal(sent, want) {
 		t.Errorf("it sent %q, want %q", sent, want)
 	}
-	state(t, s, 4, 0)
+	wantState(t, s, 4, 0)
 }

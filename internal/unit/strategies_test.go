@@ -16,6 +16,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -36,107 +37,107 @@ var kinds = map[string]struct {
 var ways = map[string]func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()){
 	"BeginTx": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
-		must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(ctx, tx, stock.MustRead(t, ctx, tx, 1)-1))
 		held()
-		must(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 	},
 	"a write": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, _ func()) {
-		must(t, put(ctx, db, 9))
+		dbtest.OK(t, put(ctx, db, 9))
 	},
 	"read, decide, write": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
-		n := seen(t, db, ctx)
+		n := stock.MustRead(t, ctx, db, 1)
 		held()
-		must(t, put(ctx, db, n-1))
+		dbtest.OK(t, put(ctx, db, n-1))
 	},
 	"Do": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
-		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-			n := seen(t, db, ctx)
+		dbtest.OK(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+			n := stock.MustRead(t, ctx, db, 1)
 			held()
 			return put(ctx, db, n-1)
 		}, o))
 	},
 	"a transaction in Do": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
-		must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+		dbtest.OK(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(ctx, tx, stock.MustRead(t, ctx, tx, 1)-1))
 			held()
 			return tx.Commit()
 		}, o))
 	},
 	"Acquire": func(t *testing.T, db *sql.DB, ctx context.Context, o lockctx.Option, held func()) {
 		h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k", o)
-		must(t, err)
-		n := seen(t, db, h.Context())
+		dbtest.OK(t, err)
+		n := stock.MustRead(t, h.Context(), db, 1)
 		held()
-		must(t, put(h.Context(), db, n-1))
-		must(t, h.Release())
-		must(t, h.Release())
+		dbtest.OK(t, put(h.Context(), db, n-1))
+		dbtest.OK(t, h.Release())
+		dbtest.OK(t, h.Release())
 	},
 	"sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		c, err := db.Conn(lockctx.Without(ctx))
-		must(t, err)
-		n := seen(t, c, ctx)
+		dbtest.OK(t, err)
+		n := stock.MustRead(t, ctx, c, 1)
 		held()
-		must(t, put(ctx, c, n-1))
-		must(t, c.Close())
+		dbtest.OK(t, put(ctx, c, n-1))
+		dbtest.OK(t, c.Close())
 	},
 	"a transaction on a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		c, err := db.Conn(lockctx.Without(ctx))
-		must(t, err)
+		dbtest.OK(t, err)
 		tx, err := c.BeginTx(ctx, nil)
-		must(t, err)
-		must(t, put(ctx, tx, seen(t, tx, ctx)-1))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(ctx, tx, stock.MustRead(t, ctx, tx, 1)-1))
 		held()
-		must(t, tx.Commit())
-		must(t, c.Close())
+		dbtest.OK(t, tx.Commit())
+		dbtest.OK(t, c.Close())
 	},
 	"a savepoint": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
-		must(t, put(ctx, tx, 9))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(ctx, tx, 9))
 		_, err = tx.ExecContext(ctx, "SAVEPOINT s")
-		must(t, err)
-		must(t, put(ctx, tx, 3))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(ctx, tx, 3))
 		_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT s")
-		must(t, err)
+		dbtest.OK(t, err)
 		held()
-		must(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 	},
 	"an inner transaction that is rolled back": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		nest(t, db, ctx, held)
 	},
 	"one on a sql.Conn": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		c, err := db.Conn(lockctx.Without(ctx))
-		must(t, err)
+		dbtest.OK(t, err)
 		defer c.Close()
 		nest(t, c, ctx, held)
-		must(t, c.PingContext(ctx))
+		dbtest.OK(t, c.PingContext(ctx))
 	},
 	"a statement that was prepared before its transaction": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		st, err := db.PrepareContext(lockctx.Without(ctx), write)
-		must(t, err)
+		dbtest.OK(t, err)
 		defer st.Close()
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		_, err = tx.StmtContext(ctx, st).ExecContext(ctx, 9, 1)
-		must(t, err)
+		dbtest.OK(t, err)
 		held()
-		must(t, tx.Commit())
+		dbtest.OK(t, tx.Commit())
 	},
 	"prepared statements": func(t *testing.T, db *sql.DB, ctx context.Context, _ lockctx.Option, held func()) {
 		reads, err := db.PrepareContext(lockctx.Without(ctx), read)
-		must(t, err)
+		dbtest.OK(t, err)
 		defer reads.Close()
 		writes, err := db.PrepareContext(ctx, write)
-		must(t, err)
+		dbtest.OK(t, err)
 		defer writes.Close()
 		var n int
-		must(t, reads.QueryRowContext(ctx, 1).Scan(&n))
+		dbtest.OK(t, reads.QueryRowContext(ctx, 1).Scan(&n))
 		held()
 		_, err = writes.ExecContext(ctx, n-1, 1)
-		must(t, err)
+		dbtest.OK(t, err)
 	},
 }
 
@@ -147,14 +148,14 @@ func nest(t *testing.T, db interface {
 ) {
 	t.Helper()
 	outer, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, outer, 9))
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(ctx, outer, 9))
 	inner, err := db.BeginTx(ctx, nil)
-	must(t, err)
-	must(t, put(ctx, inner, 6))
-	must(t, inner.Rollback())
+	dbtest.OK(t, err)
+	dbtest.OK(t, put(ctx, inner, 6))
+	dbtest.OK(t, inner.Rollback())
 	held()
-	must(t, outer.Commit())
+	dbtest.OK(t, outer.Commit())
 }
 
 var budgets = map[string]int{"without a budget": 0, "with one": 8}
@@ -172,8 +173,8 @@ func TestEveryWayCommitsUnderEveryKindOfLockAndReleases(t *testing.T) {
 							t.Errorf("in the midst %d is committed, with %d rows, %d leases and %d names held", s.Stock(), s.Held(), s.Leases(), s.Named())
 						}
 					})
-					must(t, db.Close())
-					state(t, s, 9, 0)
+					dbtest.OK(t, db.Close())
+					wantState(t, s, 9, 0)
 					if s.Leases()+s.Named() != 0 {
 						t.Errorf("%d leases and %d names are held at the end", s.Leases(), s.Named())
 					}
@@ -189,9 +190,9 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 	for name, undo := range map[string]func(*testing.T, *sql.DB, context.Context) (committed int64){
 		"a rollback": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 1))
-			must(t, tx.Rollback())
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(ctx, tx, 1))
+			dbtest.OK(t, tx.Rollback())
 			return 10
 		},
 		"a Do that fails": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
@@ -200,8 +201,8 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 			return 10
 		},
 		"a Do that fails in another one": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
-			must(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				must(t, put(ctx, db, 6))
+			dbtest.OK(t, mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
+				dbtest.OK(t, put(ctx, db, 6))
 				dbtest.Is(t, "the inner Do", mysqllock.Do(ctx, db, "k", func(ctx context.Context) error { return errors.Join(put(ctx, db, 5), errCallback) }), errCallback)
 				return nil
 			}))
@@ -209,28 +210,28 @@ func TestWhatIsUndoneIsNotCommitted(t *testing.T) {
 		},
 		"a hold that is rolled back": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k")
-			must(t, err)
-			must(t, put(h.Context(), db, 3))
-			must(t, h.Rollback())
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(h.Context(), db, 3))
+			dbtest.OK(t, h.Rollback())
 			return 10
 		},
 		"a transaction begun by text, which is refused": func(t *testing.T, db *sql.DB, ctx context.Context) int64 {
 			free := lockctx.Without(ctx)
 			c, err := db.Conn(free)
-			must(t, err)
+			dbtest.OK(t, err)
 			defer c.Close()
 			_, err = c.ExecContext(free, "BEGIN")
-			must(t, err)
+			dbtest.OK(t, err)
 			dbtest.Is(t, "a hint in it", put(ctx, c, 3), mysqllock.ErrUnsafe)
 			_, err = c.ExecContext(free, "ROLLBACK")
-			must(t, err)
+			dbtest.OK(t, err)
 			return 10
 		},
 	} {
 		for budget, most := range budgets {
 			t.Run(name+"/"+budget, func(t *testing.T) {
 				s, db, ctx := openWith(t, mysqllock.Config{MaxConns: most})
-				state(t, s, undo(t, db, ctx), 0)
+				wantState(t, s, undo(t, db, ctx), 0)
 			})
 		}
 	}
@@ -244,8 +245,8 @@ func TestEveryWayComparesVersions(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			s, db, ctx := open(t)
-			way(t, db, lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic()), lockctx.Optimistic(), func() { state(t, s, 10, 0) })
-			state(t, s, 9, 0)
+			way(t, db, lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic()), lockctx.Optimistic(), func() { wantState(t, s, 10, 0) })
+			wantState(t, s, 9, 0)
 		})
 	}
 }
@@ -256,13 +257,13 @@ func TestAChangedVersionIsAConflictAndCommitsNothing(t *testing.T) {
 	}{
 		"a transaction": {func(t *testing.T, db *sql.DB, ctx context.Context, between func()) error {
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 1))
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(ctx, tx, 1))
 			between()
 			return tx.Commit()
 		}},
 		"a write after a read": {func(t *testing.T, db *sql.DB, ctx context.Context, between func()) error {
-			n := seen(t, db, ctx)
+			n := stock.MustRead(t, ctx, db, 1)
 			between()
 			return put(ctx, db, n-1)
 		}},
@@ -271,7 +272,7 @@ func TestAChangedVersionIsAConflictAndCommitsNothing(t *testing.T) {
 			s, db, ctx := open(t)
 			ctx = lockctx.With(lockctx.Without(ctx), "k", lockctx.Optimistic())
 			dbtest.Is(t, "the error", change.run(t, db, ctx, s.Change), mysqllock.ErrConflict)
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 		})
 	}
 }
@@ -289,21 +290,21 @@ func TestALockThatWasLostBeforeCommitCommitsNothing(t *testing.T) {
 			s, db, ctx := open(t)
 			ctx = lockctx.With(lockctx.Without(ctx), "k", c.option)
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 1))
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(ctx, tx, 1))
 			c.lose(s)
 			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 		})
 		t.Run(name+" in a hold", func(t *testing.T) {
 			s, db, ctx := open(t)
 			err := mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
-				n := seen(t, db, ctx)
+				n := stock.MustRead(t, ctx, db, 1)
 				c.lose(s)
 				return put(ctx, db, n-1)
 			}, c.option)
 			dbtest.Is(t, "the error", err, mysqllock.ErrLost)
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 		})
 	}
 }
@@ -319,18 +320,18 @@ func TestAPanicReleases(t *testing.T) {
 					defer func() { over <- recover() }()
 					_ = mysqllock.Do(lockctx.Without(ctx), db, "k", func(ctx context.Context) error {
 						tx, err := db.BeginTx(ctx, nil)
-						must(t, err)
-						must(t, put(ctx, tx, 1))
+						dbtest.OK(t, err)
+						dbtest.OK(t, put(ctx, tx, 1))
 						if s.Leases()+s.Named() == 0 { // a part of what Do has to roll back
-							must(t, tx.Commit())
+							dbtest.OK(t, tx.Commit())
 						}
 						leave()
 						return nil
 					}, k.option)
 				}()
 				dbtest.Equal(t, "recovered %v", <-over, name)
-				must(t, db.Close())
-				state(t, s, 10, 0)
+				dbtest.OK(t, db.Close())
+				wantState(t, s, 10, 0)
 				if s.Leases()+s.Named() != 0 {
 					t.Errorf("%d leases and %d names are held", s.Leases(), s.Named())
 				}
@@ -349,7 +350,7 @@ func TestAConnectionThatEndsAsItIsSetUpIsOpenedAgain(t *testing.T) {
 					s.Fail("wait_timeout = ", refused(4031))
 				}
 				way(t, db, lockctx.With(lockctx.Without(ctx), "k", k.option), k.option, func() {})
-				state(t, s, 9, 0)
+				wantState(t, s, 9, 0)
 			})
 		}
 		for connections, setUp := range map[string]string{"all": "wait_timeout = ", "those of sessions": "autocommit = 0, wait_timeout"} {
@@ -359,9 +360,9 @@ func TestAConnectionThatEndsAsItIsSetUpIsOpenedAgain(t *testing.T) {
 					s.Fail(setUp, refused(4031))
 				}
 				if lock, err := mysqllock.Acquire(context.Background(), db, "k", k.option); err == nil {
-					must(t, lock.Release()) // it needs no session
+					dbtest.OK(t, lock.Release()) // it needs no session
 				}
-				state(t, s, 10, 0)
+				wantState(t, s, 10, 0)
 			})
 		}
 	}
@@ -385,12 +386,12 @@ func TestAConnectionThatTheServerHasEndedIsNotUsedForALock(t *testing.T) {
 					return errors.Join(put(ctx, tx, stock), tx.Commit())
 				},
 			} {
-				must(t, write(5)) // the rows are made
+				dbtest.OK(t, write(5)) // the rows are made
 				s.Fail(take, mysql.ErrBusyBuffer)
 				if err := write(6); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				state(t, s, 6, 0)
+				wantState(t, s, 6, 0)
 			}
 		})
 	}
@@ -492,7 +493,7 @@ func panicAfter(t *testing.T, p fakeserver.Product, maxConns, n int, answer bool
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	_ = trade(ctx, db) // what a new handle asks for is sent
-	must(t, put(ctx, db, 10))
+	dbtest.OK(t, put(ctx, db, 10))
 	over := s.PanicAfter(n, answer)
 	recovered, err := false, error(nil)
 	func() {
@@ -587,11 +588,11 @@ func TestEachOfTwoLocksIsCheckedBeforeCommit(t *testing.T) {
 			ctx = lockctx.With(lockctx.Without(ctx), "a", lockctx.Lease(time.Minute))
 			ctx = lockctx.With(ctx, "b", lockctx.Advisory())
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
-			must(t, put(ctx, tx, 1))
+			dbtest.OK(t, err)
+			dbtest.OK(t, put(ctx, tx, 1))
 			lose(s)
 			dbtest.Is(t, "the error", tx.Commit(), mysqllock.ErrLost)
-			state(t, s, 10, 0)
+			wantState(t, s, 10, 0)
 		})
 	}
 }

@@ -18,7 +18,7 @@ import (
 func another(t *testing.T, s *fakeserver.Server) *sql.DB {
 	t.Helper()
 	k, err := mysqllock.Wrap(s, mysqllock.Config{Schema: "manual"})
-	must(t, err)
+	dbtest.OK(t, err)
 	db := sql.OpenDB(k)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
@@ -43,7 +43,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 			ctx = lockctx.With(lockctx.Without(ctx), "k", kinds[kind].option)
 			other := another(t, s)
 			tx, err := db.BeginTx(ctx, nil)
-			must(t, err)
+			dbtest.OK(t, err)
 			waits, done := s.Arrival("waits"), make(chan error, 1)
 			own, cancel := context.WithCancel(context.Background())
 			go func() { done <- put(lockctx.With(own, "k", kinds[kind].option), other, 2) }()
@@ -54,11 +54,11 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 			if slices.Contains(s.Sent(), write) {
 				t.Error("it wrote without the lock")
 			}
-			must(t, put(ctx, tx, 1))
-			must(t, tx.Commit())
-			must(t, other.Close())
-			must(t, db.Close())
-			state(t, s, 1, 0)
+			dbtest.OK(t, put(ctx, tx, 1))
+			dbtest.OK(t, tx.Commit())
+			dbtest.OK(t, other.Close())
+			dbtest.OK(t, db.Close())
+			wantState(t, s, 1, 0)
 		})
 	}
 }
@@ -71,7 +71,7 @@ func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			s, db, ctx := open(t)
 			tx, err := db.BeginTx(lockctx.With(lockctx.Without(ctx), "k", k.option), nil)
-			must(t, err)
+			dbtest.OK(t, err)
 			for name, db := range map[string]*sql.DB{"this process": db, "another": another(t, s)} {
 				err := put(lockctx.With(context.Background(), "k", k.option, lockctx.NoWait()), db, 2)
 				dbtest.Is(t, name, err, mysqllock.ErrLocked)
@@ -79,8 +79,8 @@ func TestAKeyThatIsHeldIsRefusedWithoutWaiting(t *testing.T) {
 				_, err = mysqllock.Acquire(context.Background(), db, "k", k.option, lockctx.Wait(1))
 				dbtest.Is(t, name+", Wait(1)", err, mysqllock.ErrTimeout)
 			}
-			must(t, tx.Rollback())
-			state(t, s, 10, 0)
+			dbtest.OK(t, tx.Rollback())
+			wantState(t, s, 10, 0)
 		})
 	}
 }
@@ -90,12 +90,12 @@ func TestALockWaitTimeoutOfTheServerIsATimeout(t *testing.T) {
 		s, db, ctx := open(t)
 		other := another(t, s)
 		tx, err := db.BeginTx(ctx, nil)
-		must(t, err)
+		dbtest.OK(t, err)
 		s.Fail("waits", refused(1205))
 		short := lockctx.With(context.Background(), "k", lockctx.Wait(50*time.Millisecond))
 		dbtest.Is(t, "the error", put(short, other, 2), mysqllock.ErrTimeout)
-		must(t, tx.Rollback())
-		state(t, s, 10, 0)
+		dbtest.OK(t, tx.Rollback())
+		wantState(t, s, 10, 0)
 	})
 }
 
@@ -106,12 +106,12 @@ func TestASlotOfAKeyThatIsLockedItselfGoesWithIt(t *testing.T) {
 	both := lockctx.With(key, "k", lockctx.Slots(2))
 	for name, begin := range map[string]context.Context{"together": both, "the key first": key} {
 		tx, err := db.BeginTx(begin, nil)
-		must(t, err)
-		must(t, put(both, tx, 5))
+		dbtest.OK(t, err)
+		dbtest.OK(t, put(both, tx, 5))
 		if slot, ok := mysqllock.Slot(both); !ok || slot != 0 {
 			t.Errorf("%s: the slot is %d, %v", name, slot, ok)
 		}
-		must(t, tx.Rollback())
+		dbtest.OK(t, tx.Rollback())
 		if slot, ok := mysqllock.Slot(both); ok {
 			t.Errorf("%s: after the end the slot is %d", name, slot)
 		}
@@ -127,7 +127,7 @@ func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {
 			return []lockctx.Option{lockctx.Slots(1), lockctx.Wait(wait)}
 		}
 		held, err := mysqllock.Acquire(context.Background(), db, "k", slot(time.Minute)...)
-		must(t, err)
+		dbtest.OK(t, err)
 		const wait = 20 * time.Millisecond
 		other := another(t, s)
 		for range 2 { // what is asked once is known to the second
@@ -135,8 +135,8 @@ func TestAWaitForSlotsThatIsOverBeforeItBeginsIsATimeout(t *testing.T) {
 			_, err := other.BeginTx(lockctx.With(lockctx.With(context.Background(), "a"), "k", slot(wait)...), nil)
 			dbtest.Is(t, "the error", err, mysqllock.ErrTimeout)
 		}
-		must(t, held.Release())
-		state(t, s, 10, 0)
+		dbtest.OK(t, held.Release())
+		wantState(t, s, 10, 0)
 	})
 }
 
@@ -145,7 +145,7 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 	var last uint64
 	for range 2 {
 		h, err := mysqllock.Acquire(lockctx.Without(ctx), db, "k", lockctx.Lease(time.Minute))
-		must(t, err)
+		dbtest.OK(t, err)
 		token, ok := mysqllock.Token(h.Context())
 		if h.Token() <= last || token != h.Token() || !ok {
 			t.Errorf("token %d, and %d in the context, after %d", h.Token(), token, last)
@@ -154,8 +154,8 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 			t.Errorf("it expires in %v", left)
 		}
 		last = h.Token()
-		must(t, h.Release())
+		dbtest.OK(t, h.Release())
 		dbtest.Is(t, "a write after the release", put(h.Context(), db, 1), context.Canceled)
-		state(t, s, 10, 0)
+		wantState(t, s, 10, 0)
 	}
 }
