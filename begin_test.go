@@ -253,9 +253,8 @@ func TestWaiterOnASQLConnIsServed(t *testing.T) {
 	})
 }
 
-// TestHintInTransactionOfHold: a transaction under a hold takes other locks as
-// well, and tells the lock context that asked.
-func TestHintInTransactionOfHold(t *testing.T) {
+// TestATransactionUnderAHoldTakesOtherLocksAsWell, and tells the lock context that asked.
+func TestATransactionUnderAHoldTakesOtherLocksAsWell(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		ctx := dbtest.Limited(t)

@@ -13,10 +13,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestConnectorOfSeveralHandles: a program that opens a connector a second time, after it has closed
-// the first handle or before, has all that a new connector has. As with the plain driver a closed
-// handle stays closed.
-func TestConnectorOfSeveralHandles(t *testing.T) {
+// TestAConnectorServesSeveralHandles: a program that opens it a second time, after it has closed the first handle or
+// before, has all that a new connector has. As with the plain driver a closed handle stays closed.
+func TestAConnectorServesSeveralHandles(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		cfg, err := mysql.ParseDSN(s.DSN())
 		dbtest.OK(t, err)

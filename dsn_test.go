@@ -343,7 +343,8 @@ func TestABadConfigIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestConfigZeroValue(t *testing.T) {
+// TestTheZeroConfigHasTheDefaults, and what is set takes their place.
+func TestTheZeroConfigHasTheDefaults(t *testing.T) {
 	s, err := Config{}.settings()
 	dbtest.OK(t, err)
 	if s.Wait != 10*time.Second || s.TTL != 30*time.Second || s.LockMaxConns != 16 {
@@ -489,9 +490,8 @@ func tellsPassword(t *testing.T, dsn, secret string) {
 	}
 }
 
-// TestDSNWithoutAddress: where the address is missing, the password stands where
-// go-sql-driver/mysql looks for the network.
-func TestDSNWithoutAddress(t *testing.T) {
+// TestADSNWithoutAnAddressDoesNotShowItsPassword, which stands where go-sql-driver/mysql looks for the network.
+func TestADSNWithoutAnAddressDoesNotShowItsPassword(t *testing.T) {
 	for _, dsn := range []string{"root:secretword/db", "root:secretword@/db", "secretword/db?lockWait=1s"} {
 		if _, err := (&Driver{}).OpenConnector(dsn); err != nil && strings.Contains(err.Error(), "secretword") {
 			t.Errorf("%q: %v", dsn, err)

@@ -286,8 +286,8 @@ func TestAHandleKnowsItsOldestWaitAndHold(t *testing.T) {
 	})
 }
 
-// TestObserverOfLosses: a lock that is lost is told of once, also where nobody asks.
-func TestObserverOfLosses(t *testing.T) {
+// TestTheObserverIsToldOfEachLossOnce, also where nobody asks.
+func TestTheObserverIsToldOfEachLossOnce(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		var lines bytes.Buffer
 		logger := mysqllock.LogTo(slog.New(slog.NewTextHandler(&lines, nil)), time.Hour)
@@ -590,7 +590,8 @@ func TestALoopThatDerivesEachContextFromTheLastIsRefused(t *testing.T) {
 	})
 }
 
-func TestHasInHolds(t *testing.T) {
+// TestHasKnowsTheKeysOfAHoldInIt, and those around it, but not outside.
+func TestHasKnowsTheKeysOfAHoldInIt(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {

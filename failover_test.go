@@ -64,11 +64,10 @@ func TestLockOfASilentHolderIsFreeAfterItsTTL(t *testing.T) {
 	})
 }
 
-// TestServerGoesDuringWaits: whoever waits for a lock while the server goes away never had it. It is
-// told for which key it has waited, by which strategy and for how long, and that it has no
-// connection any more; not that a lock was lost. A holder has lost its lock, and what it wrote, but
-// leases and their tokens outlive the server.
-func TestServerGoesDuringWaits(t *testing.T) {
+// TestAWaiterWhoseServerGoesHasLostNoLock: it never had it. It is told for which key it has waited, by which strategy
+// and for how long, and that it has no connection any more. A holder has lost its lock, and what it wrote, but leases
+// and their tokens outlive the server.
+func TestAWaiterWhoseServerGoesHasLostNoLock(t *testing.T) {
 	lease, slots := lockctx.Lease(time.Minute), lockctx.Slots(1)
 	waits := map[string]struct{ held, wanted []lockctx.Option }{
 		"row": {}, "lease": {[]lockctx.Option{lease}, []lockctx.Option{lease}}, "advisory": {[]lockctx.Option{lockctx.Advisory()}, []lockctx.Option{lockctx.Advisory()}},
@@ -149,9 +148,8 @@ func TestServerGoesDuringWaits(t *testing.T) {
 	})
 }
 
-// TestBecomesReadOnly: a server that does not take writes any more, as after a
-// switchover, grants no row lock, also where nothing has failed meanwhile.
-func TestBecomesReadOnly(t *testing.T) {
+// TestAServerThatBecomesReadOnlyGrantsNoRowLock, as after a switchover, also where nothing has failed meanwhile.
+func TestAServerThatBecomesReadOnlyGrantsNoRowLock(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, params := range []string{"", "lockUnsafe=allow"} {
 			db := s.open(params)
@@ -374,9 +372,8 @@ func TestServerIsAskedAgain(t *testing.T) {
 	s.unsafe("several primaries, again", 0, 0)
 }
 
-// TestServerDoesNotAnswer: while the server does not say what it is, what was made
-// for it is used, and where it takes no writes, nothing is.
-func TestServerDoesNotAnswer(t *testing.T) {
+// TestWhatWasMadeForASilentServerIsUsed while it does not say what it is, and where it takes no writes, nothing is.
+func TestWhatWasMadeForASilentServerIsUsed(t *testing.T) {
 	s := newChangeable(t)
 	s.granted("the first hint", 1, 1)
 	s.becomes(nil)
@@ -400,8 +397,8 @@ func TestServerDoesNotAnswer(t *testing.T) {
 	s.granted("it is MySQL again", 1, 0)
 }
 
-// TestNoTableYet: what needs the lock table is tried with each hint.
-func TestNoTableYet(t *testing.T) {
+// TestWhatNeedsTheLockTableIsTriedWithEachHint while there is none.
+func TestWhatNeedsTheLockTableIsTriedWithEachHint(t *testing.T) {
 	s := newChangeable(t)
 	s.noTable = true
 	for range 2 {
@@ -591,12 +588,11 @@ func onPairs(t *testing.T, test func(t *testing.T, s *scratch, primary, replica 
 	}
 }
 
-// TestHostVanishesAtCommit: a host that vanishes right after the check of its lease has
-// committed, and keeps the key no longer than its TTL. Nobody asks for the key before the
-// commit, and the TTL is a long one: a check that meets another request, or a renewal, from a
-// third of the TTL on, is refused, and a host that has vanished does not send it again: then it is
-// tried with a longer one.
-func TestHostVanishesAtCommit(t *testing.T) {
+// TestAHostThatVanishesAtCommitKeepsItsKeyNoLongerThanItsTTL, and has committed: it vanishes right after the check of
+// its lease. Nobody asks for the key before the commit, and the TTL is a long one: a check that meets another
+// request, or a renewal, from a third of the TTL on, is refused, and a host that has vanished does not send it again:
+// then it is tried with a longer one.
+func TestAHostThatVanishesAtCommitKeepsItsKeyNoLongerThanItsTTL(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		other := s.open()
 		dbtest.OK(t, stock.Acquire(t, other, "made", lockctx.Lease(ttl)).Release()) // all is there
@@ -784,14 +780,13 @@ func (s *scratch) runs(id int) (yes bool) {
 	return yes
 }
 
-// TestLocksBesideWhatCannotBeListed: nothing of a lock depends on the texts that other
-// connections run. MySQL does not list them in information_schema.PROCESSLIST.
-func TestLocksBesideWhatCannotBeListed(t *testing.T) {
+// TestLocksDoNotDependOnWhatOthersRun: MySQL does not list some texts in information_schema.PROCESSLIST.
+func TestLocksDoNotDependOnWhatOthersRun(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, besideWhatCannotBeListed)
 }
 
-// TestLocksWithoutPerformanceSchema: MySQL has no other list then, and an old one never has.
-func TestLocksWithoutPerformanceSchema(t *testing.T) {
+// TestLocksDoNotNeedPerformanceSchema: MySQL has no other list of what others run then, and an old one never has.
+func TestLocksDoNotNeedPerformanceSchema(t *testing.T) {
 	dbtest.OnOwnMySQL(t, newScratch, besideWhatCannotBeListed, "--performance-schema=OFF")
 }
 
@@ -878,9 +873,8 @@ func (s *scratch) running(what string) (n int) {
 	return n
 }
 
-// TestBreaksWhileAsked: a connection that breaks while the server is asked what it is
-// is replaced, as often as database/sql does.
-func TestBreaksWhileAsked(t *testing.T) {
+// TestAConnectionThatBreaksWhileAskedIsReplaced, as often as database/sql does: the server is asked what it is.
+func TestAConnectionThatBreaksWhileAskedIsReplaced(t *testing.T) {
 	for _, breaks := range []int{2, 3} {
 		fake := newFake().mysqlAnswers()
 		var asked atomic.Int32

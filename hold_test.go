@@ -410,9 +410,8 @@ func TestReleaseSaysThatTheKeyStaysTaken(t *testing.T) {
 	})
 }
 
-// TestHeldByThisProcess: an error that names the holder says where it is this process,
-// and where it is the lock context that asks.
-func TestHeldByThisProcess(t *testing.T) {
+// TestAnErrorSaysThatItsHolderIsThisProcess where it is, and where it is the lock context that asks.
+func TestAnErrorSaysThatItsHolderIsThisProcess(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		short := lockctx.Wait(300 * time.Millisecond)
@@ -480,7 +479,8 @@ func TestInnerHoldThatRunsOutLeavesTheOuterAlone(t *testing.T) {
 	})
 }
 
-func TestHoldEndsUnderAStatement(t *testing.T) {
+// TestReleaseUnderAStatementSaysThatItsTransactionIsOpen still.
+func TestReleaseUnderAStatementSaysThatItsTransactionIsOpen(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		h := stock.Acquire(t, db, "k")

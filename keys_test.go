@@ -68,9 +68,8 @@ func (k kind) hold(t *testing.T, db *sql.DB, wait time.Duration) (release func()
 	}
 }
 
-// TestAllOrNothing: where one of several locks, of whatever kinds, is not
-// granted, none stays locked, and the same lock context may ask again.
-func TestAllOrNothing(t *testing.T) {
+// TestNoneOfSeveralLocksStaysWhereOneIsRefused, of whatever kinds they are, and the same lock context may ask again.
+func TestNoneOfSeveralLocksStaysWhereOneIsRefused(t *testing.T) {
 	lease := lockctx.Lease(ttl)
 	options := func(opts ...lockctx.Option) []lockctx.Option { return opts }
 	row := func(key string) kind { return kind{key, options(lockctx.Row()), 1, nil} }
@@ -193,8 +192,8 @@ func TestAllOrNothing(t *testing.T) {
 	})
 }
 
-// TestSlotRefusedUnderALease: a unit of work that goes on keeps what it had.
-func TestSlotRefusedUnderALease(t *testing.T) {
+// TestAUnitWhoseSlotIsRefusedKeepsItsLease and goes on.
+func TestAUnitWhoseSlotIsRefusedKeepsItsLease(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 		h := stock.Acquire(t, other, "b", lockctx.Row())
@@ -256,9 +255,9 @@ func TestWaitIsForAllTogether(t *testing.T) {
 	})
 }
 
-// TestVeryManyKeys: no parameter of a procedure, and no limit of a statement, is too small for
-// the keys of one unit of work, whether they are free or waited for.
-func TestVeryManyKeys(t *testing.T) {
+// TestNoLimitIsTooSmallForVeryManyKeys of one unit of work, be it one of a procedure's parameter or of a statement,
+// whether the keys are free or waited for.
+func TestNoLimitIsTooSmallForVeryManyKeys(t *testing.T) {
 	all := map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(ttl), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()}
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		first, second := s.open(), s.open()
@@ -399,9 +398,8 @@ func TestOneOfACircleOfCallersGivesWay(t *testing.T) {
 	})
 }
 
-// TestOppositeOrdersTogether: one side asks for both at once, and has one of them while
-// it waits for the other.
-func TestOppositeOrdersTogether(t *testing.T) {
+// TestOneWinsWhereOppositeOrdersAskForBothAtOnce: one side does, and has one of the two while it waits for the other.
+func TestOneWinsWhereOppositeOrdersAskForBothAtOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for try := 1; ; try++ {
 			began := time.Now()
@@ -446,9 +444,8 @@ func (s *scratch) togetherOpposite() (errs [2]error) {
 	return errs
 }
 
-// TestNoFalseDeadlock: who waits behind a long job while it holds something that others
-// want is no deadlock.
-func TestNoFalseDeadlock(t *testing.T) {
+// TestAWaitBehindALongJobIsNoDeadlock, although the waiter holds something that others want.
+func TestAWaitBehindALongJobIsNoDeadlock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			db := s.open("lockWait=2m")
@@ -476,8 +473,8 @@ func TestNoFalseDeadlock(t *testing.T) {
 	})
 }
 
-// TestOppositeOrdersOfProcesses: so do callers of different processes.
-func TestOppositeOrdersOfProcesses(t *testing.T) {
+// TestOneOfACircleOfProcessesGivesWay, as callers of one process do.
+func TestOneOfACircleOfProcessesGivesWay(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, before so many ask for it at once
 		dbtest.OK(t, err)
@@ -542,9 +539,9 @@ func (s *scratch) findsADeadlock(name string, params ...string) {
 	}
 }
 
-// TestNoFalseDeadlockOfProcesses: one who waits in descending order behind a long job is
-// no deadlock, whatever others wait for in ascending order.
-func TestNoFalseDeadlockOfProcesses(t *testing.T) {
+// TestAWaitInDescendingOrderIsNoDeadlock behind a long job of another process, whatever others wait for in ascending
+// order.
+func TestAWaitInDescendingOrderIsNoDeadlock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, kind := range lockKinds {
 			one, two, three := s.open("lockWait=2m"), s.open("lockWait=2m"), s.open("lockWait=2m")
@@ -576,9 +573,9 @@ func TestNoFalseDeadlockOfProcesses(t *testing.T) {
 	})
 }
 
-// TestOppositeOrdersThroughLeases: two callers that do not share a queue each have what
-// the other waits for, and one of them waits for a lease that it wants no lease on.
-func TestOppositeOrdersThroughLeases(t *testing.T) {
+// TestOneOfACircleThroughLeasesGivesWay: two callers that do not share a queue each have what the other waits for,
+// and one of them waits for a lease that it wants no lease on.
+func TestOneOfACircleThroughLeasesGivesWay(t *testing.T) {
 	kinds := map[string]lockctx.Option{
 		"row": lockctx.Row(), "lease": lockctx.Lease(30 * time.Second), "shared": lockctx.Shared(), "version": lockctx.Optimistic(),
 	}
@@ -607,8 +604,8 @@ func TestOppositeOrdersThroughLeases(t *testing.T) {
 	})
 }
 
-// TestOppositeOrdersOfTransactions is the same for further keys of an open transaction.
-func TestOppositeOrdersOfTransactions(t *testing.T) {
+// TestOneOfACircleOfOpenTransactionsGivesWay: they wait for further keys.
+func TestOneOfACircleOfOpenTransactionsGivesWay(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, keys := range [][]string{{"x", "y"}, {"y", "x"}} {
 			t.Run(keys[0]+keys[1], func(t *testing.T) {
@@ -633,8 +630,8 @@ func TestOppositeOrdersOfTransactions(t *testing.T) {
 	})
 }
 
-// TestNoFalseDeadlockOfTables: the same key in two lock tables is two keys.
-func TestNoFalseDeadlockOfTables(t *testing.T) {
+// TestTheSameKeyInTwoLockTablesIsNoDeadlock: these are two keys.
+func TestTheSameKeyInTwoLockTablesIsNoDeadlock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var cases dbtest.Together
 		defer cases.Wait()
@@ -758,9 +755,9 @@ func TestOlderOfTwoVersionsCounts(t *testing.T) {
 	})
 }
 
-// TestOldSnapshotUnderVersion: a transaction that text has begun may show what is
-// older than the version.
-func TestOldSnapshotUnderVersion(t *testing.T) {
+// TestAVersionIsRefusedOverAnOlderSnapshot: a transaction that text has begun may show what is older than the
+// version.
+func TestAVersionIsRefusedOverAnOlderSnapshot(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		conn := dbtest.Conn(t, db)

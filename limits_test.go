@@ -9,10 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-// TestLimitsOfDatabaseSQL: SetMaxIdleConns, SetConnMaxLifetime and SetConnMaxIdleTime have the effect
-// on connections to the server that they have with the plain driver, with maxConns too, and beneath
-// a wrapper of drivers.
-func TestLimitsOfDatabaseSQL(t *testing.T) {
+// TestLimitsOfDatabaseSQLLimitConnectionsAsOnThePlainDriver: SetMaxIdleConns, SetConnMaxLifetime and
+// SetConnMaxIdleTime, with maxConns too, and beneath a wrapper of drivers.
+func TestLimitsOfDatabaseSQLLimitConnectionsAsOnThePlainDriver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for name, open := range map[string]func() *sql.DB{
 			"mysql":             func() *sql.DB { return s.Open("mysql") },

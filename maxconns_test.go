@@ -28,10 +28,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestMaxConnsFewForManyKeys: many callers on a few keys, with hardly more connections
-// than keys, and with fewer. All of them are served, and the server has never more
-// connections than allowed.
-func TestMaxConnsFewForManyKeys(t *testing.T) {
+// TestMaxConnsServesAllWithFewConnectionsForManyKeys: many callers on a few keys, with hardly more connections than
+// keys, and with fewer. The server has never more connections than allowed.
+func TestMaxConnsServesAllWithFewConnectionsForManyKeys(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, test := range []struct{ callers, keys, conns int }{{24, 4, 6}, {60, 30, 10}, {12, 4, 6}} {
 			db := s.limited(t, test.conns, "lockWait=2m")
@@ -69,9 +68,9 @@ func TestMaxConnsFewForManyKeys(t *testing.T) {
 	})
 }
 
-// TestMaxConnsSecond: units of work that have all connections, and need one more each, end
-// with an error that says so.
-func TestMaxConnsSecond(t *testing.T) {
+// TestMaxConnsRefusesASecondConnectionWhereAllAreUsed, with an error that says so: units of work have all of them,
+// and need one more each.
+func TestMaxConnsRefusesASecondConnectionWhereAllAreUsed(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 6, "lockWait=200ms")
 		dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, dbtest.Random(), func(context.Context) error {
@@ -107,9 +106,9 @@ func TestMaxConnsSecond(t *testing.T) {
 	})
 }
 
-// TestMaxConnsInTurn: while connections change hands, units of work queue for one for as long
-// as their contexts last, however short their wait for the lock is.
-func TestMaxConnsInTurn(t *testing.T) {
+// TestMaxConnsLetsUnitsQueueForAsLongAsTheirContextsLast while connections change hands, however short their wait for
+// the lock is.
+func TestMaxConnsLetsUnitsQueueForAsLongAsTheirContextsLast(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 3*time.Second, func(wait time.Duration) error { // far longer than a connection takes to change hands
 			db := s.limited(t, 6, "lockWait="+wait.String())
@@ -147,9 +146,9 @@ func TestMaxConnsInTurn(t *testing.T) {
 	})
 }
 
-// TestMaxConnsQueue: statements without a lock queue for a connection as they do under
-// SetMaxOpenConns, until their context ends. Those of a holder go first if another caller waits for its key.
-func TestMaxConnsQueue(t *testing.T) {
+// TestMaxConnsLetsStatementsQueueUntilTheirContextEnds, those without a lock, for a connection, as they do under
+// SetMaxOpenConns. Those of a holder go first if another caller waits for its key.
+func TestMaxConnsLetsStatementsQueueUntilTheirContextEnds(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE went (id INT AUTO_INCREMENT PRIMARY KEY, who VARCHAR(20) NOT NULL) ENGINE=InnoDB")
 		db := s.limited(t, 7)
@@ -266,8 +265,8 @@ func TestWhatBelongsToAConnectionStaysWithItsUser(t *testing.T) {
 	})
 }
 
-// TestMaxConnsPrepared: prepared statements run on whichever connection comes.
-func TestMaxConnsPrepared(t *testing.T) {
+// TestMaxConnsRunsPreparedStatementsOnAnyConnection that comes.
+func TestMaxConnsRunsPreparedStatementsOnAnyConnection(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE TABLE made (id INT AUTO_INCREMENT PRIMARY KEY, n INT NOT NULL)")
 		db := s.limited(t, 6, "lockWait=2m")
@@ -325,9 +324,8 @@ func TestMaxConnsPrepared(t *testing.T) {
 	})
 }
 
-// TestMaxConnsLost: connections that the server has ended are replaced, idle ones without
-// an error.
-func TestMaxConnsLost(t *testing.T) {
+// TestMaxConnsReplacesConnectionsThatTheServerHasEnded, idle ones without an error.
+func TestMaxConnsReplacesConnectionsThatTheServerHasEnded(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.limited(t, 7)
 		db.SetMaxIdleConns(4)
@@ -359,9 +357,9 @@ func TestMaxConnsLost(t *testing.T) {
 	})
 }
 
-// TestMaxConnsAbandoned: a statement whose caller has gone does not keep its place, and does not
-// go on, whatever sent it. The server itself takes no more than maxConns connections.
-func TestMaxConnsAbandoned(t *testing.T) {
+// TestMaxConnsKeepsNoPlaceForAnAbandonedStatement, whatever sent it, nor does it go on: its caller has gone. The
+// server itself takes no more than maxConns connections.
+func TestMaxConnsKeepsNoPlaceForAnAbandonedStatement(t *testing.T) {
 	const sleep = "SELECT SLEEP(60)"
 	inTx := func(ctx context.Context, db *sql.DB) error {
 		return stock.InTx(ctx, db, func(tx *sql.Tx) error { return exec(ctx, tx, sleep) })
@@ -407,9 +405,8 @@ func TestMaxConnsAbandoned(t *testing.T) {
 	})
 }
 
-// TestMaxConnsAbandonedOverASocket: where no statement can be killed, its place is not kept
-// for it either.
-func TestMaxConnsAbandonedOverASocket(t *testing.T) {
+// TestMaxConnsKeepsNoPlaceForAnAbandonedStatementOverASocket either, where none can be killed.
+func TestMaxConnsKeepsNoPlaceForAnAbandonedStatementOverASocket(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.at(s.Changed(dbtest.OverSocket(t, s.Server))).open("maxConns=6")
 		ctx := dbtest.Within(t, 100*time.Second)
@@ -432,10 +429,9 @@ func TestMaxConnsAbandonedOverASocket(t *testing.T) {
 	})
 }
 
-// TestMaxConnsBareSocket: connections are used again also where a DialFunc opens them whose
-// sockets are only a net.Conn, as those of tunnels are: nobody can look whether the server
-// has closed them.
-func TestMaxConnsBareSocket(t *testing.T) {
+// TestMaxConnsUsesConnectionsOfABareSocketAgain: a DialFunc opens sockets that are only a net.Conn, as those of
+// tunnels are, and nobody can look whether the server has closed them.
+func TestMaxConnsUsesConnectionsOfABareSocketAgain(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		var opened atomic.Int32
 		cfg := s.Config()
@@ -464,10 +460,9 @@ func TestMaxConnsBareSocket(t *testing.T) {
 	})
 }
 
-// TestMaxConnsBesideHolders: callers without a lock get their turn beside more holders than
-// there are connections, which never pause; and no lease is lost when the connections break
-// while holders want all places.
-func TestMaxConnsBesideHolders(t *testing.T) {
+// TestMaxConnsGivesCallersWithoutALockTheirTurnBesideHolders that are more than there are connections, and never
+// pause; and no lease is lost when the connections break while holders want all places.
+func TestMaxConnsGivesCallersWithoutALockTheirTurnBesideHolders(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.AtItsPace(t, 3*time.Second, func(ttl time.Duration) error { return s.besideHolders(ttl) })
 	})
@@ -529,9 +524,9 @@ func (s *scratch) besideHolders(ttl time.Duration) error {
 	return errors.Join(errs[:]...)
 }
 
-// TestMaxConnsNoWait: a caller that does not wait gets a free key while as many callers wait in the
-// server as may, and others queue to do so.
-func TestMaxConnsNoWait(t *testing.T) {
+// TestMaxConnsGivesAFreeKeyToOneThatDoesNotWait while as many callers wait in the server as may, and others queue to
+// do so.
+func TestMaxConnsGivesAFreeKeyToOneThatDoesNotWait(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.limited(t, 8, "lockWait=2m"), s.open()
 		ways := map[string]func(ctx context.Context, key string, opts ...lockctx.Option) error{
@@ -600,9 +595,8 @@ func (p preparing) Prepare(text string) (*sql.Stmt, error) {
 	return p.PrepareContext(dbtest.Limited(p.t), text)
 }
 
-// TestMaxConnsPreparedMeans: what is prepared means what it means at that time on that
-// connection, not what the same text meant before USE or SET.
-func TestMaxConnsPreparedMeans(t *testing.T) {
+// TestMaxConnsPreparedMeansWhatItMeansAtThatTime on that connection, not what the same text meant before USE or SET.
+func TestMaxConnsPreparedMeansWhatItMeansAtThatTime(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		tenant := newScratch(s.Beside(t))
 		dbtest.Exec(t, tenant.plain, "UPDATE p SET stock = 77")
@@ -649,9 +643,9 @@ func TestMaxConnsPreparedMeans(t *testing.T) {
 	})
 }
 
-// TestMaxConnsPreparedInTransactions: a statement of db.Prepare runs in one transaction
-// under a lock after the other, also where it was first prepared in one of them.
-func TestMaxConnsPreparedInTransactions(t *testing.T) {
+// TestMaxConnsPreparedRunsInOneTransactionAfterTheOther under a lock, also where it was first prepared in one of
+// them.
+func TestMaxConnsPreparedRunsInOneTransactionAfterTheOther(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=6")
 		less, err := db.Prepare("UPDATE p SET stock = stock - ? WHERE id = 1")
@@ -672,9 +666,8 @@ func TestMaxConnsPreparedInTransactions(t *testing.T) {
 	})
 }
 
-// TestMaxConnsRawValid: code that asks through Raw whether the connection of a sql.Conn is
-// valid does not give it away.
-func TestMaxConnsRawValid(t *testing.T) {
+// TestMaxConnsGivesNoConnectionAwayThatIsAskedThroughRaw whether it is valid.
+func TestMaxConnsGivesNoConnectionAwayThatIsAskedThroughRaw(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("maxConns=6")
 		conn := dbtest.Conn(t, db)
@@ -952,9 +945,9 @@ func occupied(t *testing.T, db *sql.DB, n int) (free func()) {
 	}
 }
 
-// TestAdvisedOfTheBound: if waiters fill the bound of SetMaxOpenConns, the observer and
-// the error say what helps, once each.
-func TestAdvisedOfTheBound(t *testing.T) {
+// TestWaitersThatFillTheBoundAreAdvisedOnce by the observer, and by the error, of what helps: the bound is that of
+// SetMaxOpenConns.
+func TestWaitersThatFillTheBoundAreAdvisedOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db, w := s.watched(mysqllock.Config{Wait: 10 * time.Minute})
 		for _, bound := range []int{4, 6} {
@@ -1013,9 +1006,9 @@ func (s *scratch) refusedAt(t *testing.T, db *sql.DB, w *witness, bound int) {
 	}
 }
 
-// TestAdvisedOfABoundBesideMaxConns: SetMaxOpenConns beside maxConns is told of, once. A
-// holder that it keeps waiting gets through when the waits of others end.
-func TestAdvisedOfABoundBesideMaxConns(t *testing.T) {
+// TestABoundBesideMaxConnsIsToldOfOnce: it is that of SetMaxOpenConns. A holder that it keeps waiting gets through
+// when the waits of others end.
+func TestABoundBesideMaxConnsIsToldOfOnce(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		nothing := func(context.Context) error { return nil }
 		db, w := s.watched(mysqllock.Config{MaxConns: 8, Wait: time.Minute})
@@ -1082,9 +1075,8 @@ func TestAdviceIsLogged(t *testing.T) {
 	}
 }
 
-// TestSessionsInUse: a caller that finds no session is told so, and not that somebody
-// has the key.
-func TestSessionsInUse(t *testing.T) {
+// TestACallerWithoutASessionIsToldSo, and not that somebody has the key.
+func TestACallerWithoutASessionIsToldSo(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockMaxConns=1")
 		h := stock.Acquire(t, db, "a")
@@ -1281,8 +1273,8 @@ func TestHolderGetsThroughAFullPool(t *testing.T) {
 	})
 }
 
-// The same with prepared statements, as an ORM keeps them: database/sql tries them again as well.
-func TestHolderGetsThroughAFullPoolPrepared(t *testing.T) {
+// TestAHolderGetsThroughAFullPoolByPreparedStatements, which an ORM keeps: database/sql tries them again as well.
+func TestAHolderGetsThroughAFullPoolByPreparedStatements(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open("lockWait=2m")
 		db.SetMaxOpenConns(4)

@@ -252,7 +252,8 @@ func TestStatementsWithoutAHintRunAsOnThePlainDriver(t *testing.T) {
 	})
 }
 
-func TestPlainPreparedStatements(t *testing.T) {
+// TestPreparedStatementsRunAsOnThePlainDriver without a hint.
+func TestPreparedStatementsRunAsOnThePlainDriver(t *testing.T) {
 	ctx := marked(context.Background(), "caller")
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		same(t, server, func(c *caller, db *sql.DB) {
@@ -279,7 +280,8 @@ func TestPlainPreparedStatements(t *testing.T) {
 	})
 }
 
-func TestPlainBadConn(t *testing.T) {
+// TestBadConnectionsAreTriedAgainAsOnThePlainDriver.
+func TestBadConnectionsAreTriedAgainAsOnThePlainDriver(t *testing.T) {
 	ctx := marked(context.Background(), "caller")
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		same(t, server, func(c *caller, db *sql.DB) {
@@ -344,7 +346,8 @@ func TestConnectionsAreReusedAsOnThePlainDriver(t *testing.T) {
 	})
 }
 
-func TestPlainTransactionOptions(t *testing.T) {
+// TestTransactionOptionsMeanWhatTheyDoOnThePlainDriver without a hint.
+func TestTransactionOptionsMeanWhatTheyDoOnThePlainDriver(t *testing.T) {
 	ctx := marked(context.Background(), "caller")
 	forEachShape(t, func(t *testing.T, server func() *fakeServer) {
 		same(t, server, func(c *caller, db *sql.DB) {
@@ -462,9 +465,8 @@ func TestContextsEndStatementsAsOnThePlainDriver(t *testing.T) {
 	})
 }
 
-// TestPlainConnectorClose has connectors that want to be closed, and one that
-// does not.
-func TestPlainConnectorClose(t *testing.T) {
+// TestAHandleClosesABaseConnectorThatCanBeClosed, and does without where one cannot be.
+func TestAHandleClosesABaseConnectorThatCanBeClosed(t *testing.T) {
 	s := newFake()
 	s.closeErr = errFakeClose
 	k, err := mysqllock.Wrap(fakeCloser{fakeConnector{s}}, mysqllock.Config{})
@@ -511,9 +513,8 @@ func TestPlainValuesComeBackUntouched(t *testing.T) {
 	}
 }
 
-// TestRowsInAUnitOfWork has rows that are read ahead, and rows of which the
-// rest is streamed: code sees what it sees without a lock.
-func TestRowsInAUnitOfWork(t *testing.T) {
+// TestRowsUnderALockLookAsTheyDoWithout: some are read ahead, and of others the rest is streamed.
+func TestRowsUnderALockLookAsTheyDoWithout(t *testing.T) {
 	big := fakeReply{columns: []string{"id", "text"}, more: [][]driver.Value{{int64(1), "x"}, {int64(2), "y"}}}
 	for i := range 6 {
 		big.rows = append(big.rows, []driver.Value{int64(i), strings.Repeat("x", 1<<20)})
@@ -684,12 +685,11 @@ func playMySQL(conn net.Conn) {
 	}
 }
 
-// TestGapsOfSqlmw has a subtest for each gap that was found in the generic interception layer
-// ngrok/sqlmw, which is not above this driver for that reason, but beneath it for those who ask for
-// it, and that the comparisons above, which are made without and with an interceptor, do not see:
-// they cover Exec where the driver has no Execer, options of transactions where it has no
-// ConnBeginTx, and ColumnConverter.
-func TestGapsOfSqlmw(t *testing.T) {
+// TestNoGapOfSqlmwIsOpen: there is a subtest for each gap that was found in the generic interception layer
+// ngrok/sqlmw, which is not above this driver for that reason, but beneath it for those who ask for it, and that the
+// comparisons above, which are made without and with an interceptor, do not see: they cover Exec where the driver has
+// no Execer, options of transactions where it has no ConnBeginTx, and ColumnConverter.
+func TestNoGapOfSqlmwIsOpen(t *testing.T) {
 	ctx := context.Background()
 	hint, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -1340,9 +1340,9 @@ func TestATransactionRunsOnOneConnectionBeneathAWrapper(t *testing.T) {
 	})
 }
 
-// TestDoOnABareMock: a handle of sqlmock, without Wrap, is refused as that of any other
-// driver. What the test expects of it is still expected afterwards.
-func TestDoOnABareMock(t *testing.T) {
+// TestDoRefusesABareMock as it does a handle of any other driver: one of sqlmock, without Wrap. What the test expects
+// of it is still expected afterwards.
+func TestDoRefusesABareMock(t *testing.T) {
 	db, mock, err := sqlmock.New()
 	dbtest.OK(t, err)
 	mock.ExpectExec("UPDATE p").WillReturnResult(sqlmock.NewResult(0, 1))

@@ -15,9 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestDriverMySQLInItsPlace is docs/removing.md: with the driver "mysql" the server refuses each parameter of ours, with error
-// 1193 or, of a list, 1064. Without them lockctx.With is silent, and Do and Acquire name the driver.
-func TestDriverMySQLInItsPlace(t *testing.T) {
+// TestTheServerRefusesOurParametersOnThePlainDriver, as docs/removing.md says: each of them, with error 1193 or, of a
+// list, 1064. Without them lockctx.With is silent, and Do and Acquire name the driver.
+func TestTheServerRefusesOurParametersOnThePlainDriver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		unknown, unread := uint16(1193), uint16(1064)
 		for parameter, want := range map[string][]uint16{

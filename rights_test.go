@@ -68,7 +68,8 @@ func (s *scratch) waiting() (n int) {
 	return n
 }
 
-func TestRightsOfEachStrategy(t *testing.T) {
+// TestEachStrategyNeedsOnlyItsRights to take, renew, wait for and release its lock.
+func TestEachStrategyNeedsOnlyItsRights(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		_, err := s.open().ExecContext(lockctx.With(dbtest.Limited(t), "made"), "DO 1") // the table, by somebody else
 		dbtest.OK(t, err)
@@ -127,9 +128,8 @@ func (s *scratch) renews(db *sql.DB, key string) {
 	dbtest.OK(s.T, h.Release())
 }
 
-// TestOneRightLess: what is missing is named, soon, and nothing runs without its
-// lock.
-func TestOneRightLess(t *testing.T) {
+// TestAMissingRightIsNamed, soon, and nothing runs without its lock.
+func TestAMissingRightIsNamed(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "made"), s.open(), "DO 1")
 		for _, how := range rightsOf {
@@ -255,9 +255,9 @@ func away(t *testing.T) *sql.DB {
 	return db
 }
 
-// TestRightsToMakeTheTable: an account that may make the table, use it and clean it up, and nothing else, does so, takes
-// locks of each strategy, and makes nothing but the table.
-func TestRightsToMakeTheTable(t *testing.T) {
+// TestAnAccountThatMayMakeTheTableTakesEveryLock: it may make the table, use it and clean it up, and nothing else. It
+// does so, and makes nothing but the table.
+func TestAnAccountThatMayMakeTheTableTakesEveryLock(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		u := s.user("SELECT, INSERT, UPDATE, DELETE, CREATE ON $db.*")
 		db, other := u.open(), u.open()
@@ -293,7 +293,8 @@ func TestRightsToMakeTheTable(t *testing.T) {
 	})
 }
 
-func TestTableElsewhereAndDropped(t *testing.T) {
+// TestATableElsewhereIsUsedAndMadeAgain, and so are its rows, where they vanish.
+func TestATableElsewhereIsUsedAndMadeAgain(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		elsewhere := "t_" + dbtest.Random()
 		dbtest.Exec(t, s.plain, "CREATE DATABASE "+elsewhere)
@@ -325,7 +326,8 @@ func TestTableElsewhereAndDropped(t *testing.T) {
 	})
 }
 
-func TestServerWithOtherSettings(t *testing.T) {
+// TestLocksHoldOnAServerWithOtherSettings: a lock wait timeout that is short and rolls back, and read_only.
+func TestLocksHoldOnAServerWithOtherSettings(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, other := s.open(), s.open()
 
@@ -387,9 +389,9 @@ func TestServerWithOtherSettings(t *testing.T) {
 	}, "--innodb-rollback-on-timeout=ON", "--innodb-lock-wait-timeout=1")
 }
 
-// TestStatementsPerPath: what paths cost whose key's row is there. The golden files of the matrix
-// have the others.
-func TestStatementsPerPath(t *testing.T) {
+// TestEachPathCostsItsNumberOfStatements, for a key whose row is there. The golden files of the matrix have the
+// others.
+func TestEachPathCostsItsNumberOfStatements(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db, tap := s.tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)
@@ -1029,9 +1031,8 @@ func waitedFor(err error, least time.Duration) bool {
 	return errors.As(err, &e) && errors.Is(err, mysqllock.ErrLocked) && e.Waited >= least
 }
 
-// TestNoWaitBesideCleanUp: who would not wait for anybody waits for a clean-up, and for
-// nobody else.
-func TestNoWaitBesideCleanUp(t *testing.T) {
+// TestNoWaitWaitsForACleanUp, and for nobody else.
+func TestNoWaitWaitsForACleanUp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		nothing := func(context.Context) error { return nil }

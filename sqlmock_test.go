@@ -309,9 +309,8 @@ func (m *mocked) refused(is error, says []string) {
 	dbtest.Says(m.t, err, says...)
 }
 
-// TestMockSetUpFails has servers on which there can be no lock. Nothing of the
-// caller's is sent, and the next hint asks again.
-func TestMockSetUpFails(t *testing.T) {
+// TestMockNothingRunsWhereTheSetUpFails: on these servers there can be no lock. The next hint asks again.
+func TestMockNothingRunsWhereTheSetUpFails(t *testing.T) {
 	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
 	isam := aMySQL.with(func(a *answers) { a.engine = "MyISAM" })
 	byHand := []string{sqlTable + ";\n" + sqlMakeHighWater}
@@ -404,9 +403,8 @@ func TestMockRowLocksAreRefusedWhereSeveralServersWrite(t *testing.T) {
 	})
 }
 
-// TestMockAutomaticSchema: what is missing is made, once, and is used then; what is somebody else's is
-// left alone.
-func TestMockAutomaticSchema(t *testing.T) {
+// TestMockWhatIsMissingOfTheSchemaIsMadeOnce and is used then; what is somebody else's is left alone.
+func TestMockWhatIsMissingOfTheSchemaIsMadeOnce(t *testing.T) {
 	old := aMySQL.with(func(a *answers) { a.columns = fewColumns })
 	for _, c := range []struct {
 		name, schema string
@@ -442,9 +440,8 @@ func TestMockAutomaticSchema(t *testing.T) {
 	})
 }
 
-// TestMockLockFails has statements of the driver's own that the server
-// refuses.
-func TestMockLockFails(t *testing.T) {
+// TestMockALockStatementThatIsRefusedIsTold, each of the driver's own, and why.
+func TestMockALockStatementThatIsRefusedIsTold(t *testing.T) {
 	rights := []string{"1142", "needs SELECT, INSERT, UPDATE"}
 	for _, c := range []struct {
 		name  string

@@ -30,7 +30,8 @@ func exec(ctx context.Context, db dbtest.Execer, text string, args ...any) error
 	return err
 }
 
-func TestQueryThatWritesOutsideATransaction(t *testing.T) {
+// TestAQueryThatWritesCommitsOutsideATransaction, and gives its lock back.
+func TestAQueryThatWritesCommitsOutsideATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.Exec(t, s.plain, "CREATE PROCEDURE take() BEGIN UPDATE p SET stock = stock - 1 WHERE id = 1; SELECT stock FROM p WHERE id = 1; END")
 		db := s.open()
@@ -308,9 +309,8 @@ func TestUnitOutlivesTheContextOfItsQuery(t *testing.T) {
 	})
 }
 
-// TestQueryContextEndsInATransaction: of the query that has taken the lock, in a lock
-// context that never ends.
-func TestQueryContextEndsInATransaction(t *testing.T) {
+// TestAReadWhoseContextEndsInATransactionIsDecidedOnNoMore: it has taken the lock, in a lock context that never ends.
+func TestAReadWhoseContextEndsInATransactionIsDecidedOnNoMore(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		for name, opts := range stock.KeptAs() {
@@ -522,10 +522,10 @@ func TestHowNothingIsLockedIsTold(t *testing.T) {
 	})
 }
 
-// TestKilledAtCommit: FLUSH TABLES WITH READ LOCK, as of a backup, holds up the COMMIT of a
-// statement that does more than that, and KILL QUERY ends it there: the server rolls the
-// transaction back, and nobody is told that it has committed.
-func TestKilledAtCommit(t *testing.T) {
+// TestAStatementKilledAtItsCommitHasNotCommitted, and nobody is told that it has: FLUSH TABLES WITH READ LOCK, as of
+// a backup, holds up the COMMIT of a statement that does more than that, and KILL QUERY ends it there, so that the
+// server rolls the transaction back.
+func TestAStatementKilledAtItsCommitHasNotCommitted(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // which stand still meanwhile
 		db, tap := s.tapped(mysqllock.Config{})
 		admin, err := s.plain.Conn(dbtest.Limited(t)) // for the lock that it keeps, in turns
@@ -614,9 +614,8 @@ func TestKilledAtCommit(t *testing.T) {
 	})
 }
 
-// TestCommitInEachCharacterSet: leases are committed under whatever the character set is
-// of the connection, and of the program that was the first to take one.
-func TestCommitInEachCharacterSet(t *testing.T) {
+// TestLeasesAreCommittedInEachCharacterSet of the connection, and of the program that was the first to take one.
+func TestLeasesAreCommittedInEachCharacterSet(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		for _, first := range []string{"charset=binary", "character_set_connection=binary", "charset=latin1", "character_set_connection=utf16"} {
 			s := newScratch(s.Beside(t))
@@ -634,10 +633,9 @@ func TestCommitInEachCharacterSet(t *testing.T) {
 	})
 }
 
-// TestCommitBehindALockedRow: a commit waits for somebody who has locked the lease's row
-// for as long as the lease lasts, and not only for the application's own limit. Where the
-// account has no right to the procedure, the fence does.
-func TestCommitBehindALockedRow(t *testing.T) {
+// TestACommitWaitsForALockedRowAsLongAsItsLeaseLasts, and not only for the application's own limit. Where the account
+// has no right to the procedure, the fence does.
+func TestACommitWaitsForALockedRowAsLongAsItsLeaseLasts(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "made"), s.open(), "DO 1")
 		limit := "innodb_lock_wait_timeout=1"
@@ -662,9 +660,8 @@ func TestCommitBehindALockedRow(t *testing.T) {
 	})
 }
 
-// Close ends while the units of work on sessions ask for further keys: none of them
-// waits for Close, which waits for them.
-func TestCloseWhileUnitsAskForMore(t *testing.T) {
+// TestCloseEndsWhileUnitsAskForMoreKeys: none of them waits for Close, which waits for them.
+func TestCloseEndsWhileUnitsAskForMoreKeys(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		for range 3 {
 			db := s.open()
