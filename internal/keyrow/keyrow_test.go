@@ -57,9 +57,8 @@ func TestExistLeavesRowsThatAreThereAsTheyAre(t *testing.T) {
 	})
 }
 
-// TestExistBehindHolder: rows of keys that somebody has locked are not waited
-// for, nor is a missing row beside them.
-func TestExistBehindHolder(t *testing.T) {
+// TestExistDoesNotWaitForLockedRows of keys, nor for a missing row beside them.
+func TestExistDoesNotWaitForLockedRows(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, s.rows().Exist(dbtest.Limited(t), []string{"b"}))
 		holder := s.open()

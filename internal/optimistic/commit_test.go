@@ -118,9 +118,9 @@ func TestACommitNeedsAllItsVersions(t *testing.T) {
 	})
 }
 
-// TestAKillOfACommitWithVersions: the COMMIT is killed, or its connection, before each of its statements. The version is new
-// if, and only if, what was written with it is committed.
-func TestAKillOfACommitWithVersions(t *testing.T) {
+// TestAKilledCommitMakesANewVersionOnlyIfItCommits: it is killed, or its connection, before each of its statements.
+// The version is new if, and only if, what was written with it is committed.
+func TestAKilledCommitMakesANewVersionOnlyIfItCommits(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		s.Exec(s.own, "CREATE TABLE gate (n INT)")
@@ -171,9 +171,9 @@ func TestAKillOfACommitWithVersions(t *testing.T) {
 	})
 }
 
-// TestALostAnswerToACommitWithVersions: the connection breaks in place of an answer. Another version proves nothing
-// then: others set it, too, as here.
-func TestALostAnswerToACommitWithVersions(t *testing.T) {
+// TestALostAnswerToACommitProvesNothing, since others set another version, too, as here: the connection breaks in
+// place of an answer.
+func TestALostAnswerToACommitProvesNothing(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		for name, send := range forms {

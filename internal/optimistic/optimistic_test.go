@@ -24,9 +24,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// TestFirstOnKey: a row lock that was taken before the row was marked does not
-// count its commit, so it is waited for.
-func TestFirstOnKey(t *testing.T) {
+// TestTheFirstOnAKeyWaitsForARowLockTakenBefore the row was marked: that does not count its commit.
+func TestTheFirstOnAKeyWaitsForARowLockTakenBefore(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		dbtest.OK(t, p.rows.Exist(dbtest.Limited(t), []string{"k"}))
@@ -309,9 +308,9 @@ func TestARowTakenMeanwhileIsLeftAsItIs(t *testing.T) {
 	})
 }
 
-// TestWokenForNothing: who is woken while the same lease is still there does not
-// ask again and again, and ends each turn that it is given.
-func TestWokenForNothing(t *testing.T) {
+// TestAWaiterThatIsWokenForNothingRests: the same lease is still there. It does not ask again and again, and ends
+// each turn that it is given.
+func TestAWaiterThatIsWokenForNothingRests(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		calls, turns := 0, 0
 		p := s.process(func(cfg *strategy.Config) {
@@ -343,9 +342,8 @@ func TestWokenForNothing(t *testing.T) {
 	})
 }
 
-// TestOnlyTheirRows: a commit locks nothing but the rows of its keys, whatever
-// the optimizer thinks of the table's size.
-func TestOnlyTheirRows(t *testing.T) {
+// TestACommitLocksOnlyTheRowsOfItsKeys, whatever the optimizer thinks of the table's size.
+func TestACommitLocksOnlyTheRowsOfItsKeys(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process()
 		free := func() string {

@@ -480,9 +480,8 @@ func TestOptimisticConflictStays(t *testing.T) {
 	})
 }
 
-// TestOptimisticFailedWrite: the unit of work goes on after a statement that has
-// failed, and does not conflict with itself.
-func TestOptimisticFailedWrite(t *testing.T) {
+// TestAUnitGoesOnAfterAStatementThatHasFailed, and does not conflict with itself.
+func TestAUnitGoesOnAfterAStatementThatHasFailed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		duplicate := "INSERT INTO p VALUES (1, 1)"
@@ -725,9 +724,8 @@ func TestRowLocksRaise(t *testing.T) {
 	})
 }
 
-// TestOptimisticInTextTransaction: SQL text has begun a transaction, whose
-// snapshot may be older than the version.
-func TestOptimisticInTextTransaction(t *testing.T) {
+// TestAVersionIsRefusedInATransactionOfText, whose snapshot may be older than the version.
+func TestAVersionIsRefusedInATransactionOfText(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, other := s.Handle(), s.Handle()
 		for _, begin := range []string{"BEGIN", "SET autocommit = 0"} {
@@ -984,10 +982,10 @@ func TestAStatementThatFailsOnWhatOthersCommittedIsAConflict(t *testing.T) {
 	})
 }
 
-// TestOptimisticCommitUnanswered: the connection is lost at the COMMIT that sets the version. It has done both
-// or neither; the caller is told that nothing is known, and not that somebody else was first. The same goes for a row lock
-// that sets a version.
-func TestOptimisticCommitUnanswered(t *testing.T) {
+// TestACommitWithoutAnAnswerIsNoConflict: the connection is lost at the COMMIT that sets the version. It has done
+// both or neither; the caller is told that nothing is known, and not that somebody else was first. The same goes for
+// a row lock that sets a version.
+func TestACommitWithoutAnAnswerIsNoConflict(t *testing.T) {
 	const add = "UPDATE p SET stock = stock + 1 WHERE id = 1"
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, proxy := s.Proxied(mysqllock.Config{})
@@ -1026,10 +1024,10 @@ func TestOptimisticCommitUnanswered(t *testing.T) {
 	})
 }
 
-// TestADisturbedCommitWithAVersion: each statement that goes out with the COMMIT is interrupted, or the connection breaks in place of
-// its answer, and before that another process may set the next version. That proves nothing: the caller is told of
-// a success only if there is one, and of a conflict only if the server has said so.
-func TestADisturbedCommitWithAVersion(t *testing.T) {
+// TestADisturbedCommitIsCalledAConflictOnlyIfItIsOne: each statement that goes out with the COMMIT is interrupted, or
+// the connection breaks in place of its answer, and before that another process may set the next version. That proves
+// nothing: the caller is told of a success only if there is one, and of a conflict only if the server has said so.
+func TestADisturbedCommitIsCalledAConflictOnlyIfItIsOne(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		other := s.Handle()
@@ -1106,9 +1104,9 @@ func TestDoRunsAgainAfterAConflict(t *testing.T) {
 	})
 }
 
-// TestStatementsOfAVersion: what paths cost for a key whose row is there, and marked. The golden
-// files of the matrix have the others.
-func TestStatementsOfAVersion(t *testing.T) {
+// TestAVersionCostsItsNumberOfStatements, on these paths, for a key whose row is there, and marked. The golden files
+// of the matrix have the others.
+func TestAVersionCostsItsNumberOfStatements(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		db.SetMaxOpenConns(1)

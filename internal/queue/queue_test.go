@@ -83,9 +83,9 @@ func busy(t *testing.T, q *Queue, n int, turn time.Duration) (stop func()) {
 	return func() { over.Store(true); all.Wait() }
 }
 
-// TestTooManyInFront: a caller is refused at once whose context, or wait, ends before its turn can come, by the quickest of the last
-// turns. As long as there were few it is not known.
-func TestTooManyInFront(t *testing.T) {
+// TestACallerWithTooManyInFrontIsRefusedAtOnce: its context, or wait, ends before its turn can come, by the quickest
+// of the last turns. As long as there were few it is not known.
+func TestACallerWithTooManyInFrontIsRefusedAtOnce(t *testing.T) {
 	const turn = 100 * time.Millisecond
 	try := func(q *Queue, from any, left time.Duration) (took time.Duration, err error) {
 		began := time.Now()
@@ -126,8 +126,9 @@ func TestTooManyInFront(t *testing.T) {
 	}
 }
 
-// TestInItsLastMoments: a caller whose context ends in less than a turn does not come to the front; the one behind it does.
-func TestInItsLastMoments(t *testing.T) {
+// TestNobodyComesToTheFrontInItsLastMoments: the context of the caller ends in less than a turn, and the one behind
+// it comes to the front.
+func TestNobodyComesToTheFrontInItsLastMoments(t *testing.T) {
 	const turn = 8 * time.Millisecond
 	for _, handsOver := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -250,7 +251,7 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 	}
 }
 
-func TestFirstComeFirstServed(t *testing.T) {
+func TestCallersAreServedInTheOrderInWhichTheyCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
@@ -348,8 +349,8 @@ func TestACancelledWaiterLeavesAllItsQueues(t *testing.T) {
 	})
 }
 
-// TestCancelInTheMiddle cancels one of a queue; those behind it move up.
-func TestCancelInTheMiddle(t *testing.T) {
+// TestThoseBehindACancelledCallerMoveUp: it is in the middle of a queue.
+func TestThoseBehindACancelledCallerMoveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		front := enter(t, &q, "k")
@@ -427,8 +428,8 @@ func TestAHolderIsKnownFromItsGrantUntilItLeaves(t *testing.T) {
 	q.empty(t)
 }
 
-// TestHolderOfTheNext: whoever comes to the front is not who was there.
-func TestHolderOfTheNext(t *testing.T) {
+// TestWhoeverComesToTheFrontIsNotWhoWasThere, as a holder that others are told of.
+func TestWhoeverComesToTheFrontIsNotWhoWasThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue
 		first := enter(t, &q, "k")
@@ -574,9 +575,9 @@ func TestATicketIsAwaitedWhileOthersQueueForItsKey(t *testing.T) {
 	})
 }
 
-// TestWaitBehindWriter: who shares a key waits for others who do where somebody goes
-// before it who wants the key for itself, and else does not.
-func TestWaitBehindWriter(t *testing.T) {
+// TestAReaderWaitsForOthersOnlyBehindAWriter: who shares a key waits for others who do where somebody goes before it
+// who wants the key for itself, and else does not.
+func TestAReaderWaitsForOthersOnlyBehindAWriter(t *testing.T) {
 	for _, writer := range []bool{false, true} {
 		for _, claimed := range []bool{false, true} { // the other one shares it without a place in the queue
 			for _, last := range []bool{false, true} { // who shares it begins to wait last

@@ -215,8 +215,8 @@ func TestPassingReadersStarveNobody(t *testing.T) {
 	})
 }
 
-// TestKeysAndReaders: somebody is in front of one queue while it waits in another.
-func TestKeysAndReaders(t *testing.T) {
+// TestACallerInFrontOfOneQueueMayWaitInAnother, also with others that share the first key.
+func TestACallerInFrontOfOneQueueMayWaitInAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		c.comes("w", Key{Name: "b"})
@@ -234,7 +234,7 @@ func TestKeysAndReaders(t *testing.T) {
 	})
 }
 
-func TestHolderOfMany(t *testing.T) {
+func TestTheHolderOfASharedKeyIsOneThatIsStillThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		c.play("+r1 !r1 +r2 !r2 +r3 -r1")
@@ -352,8 +352,8 @@ func (c *callers) wantTaken(who string, want ...int) {
 	}
 }
 
-// TestSlotsGivenBack are told to those who come next, the last one first.
-func TestSlotsGivenBack(t *testing.T) {
+// TestSlotsGivenBackAreToldToThoseWhoComeNext, the last one first.
+func TestSlotsGivenBackAreToldToThoseWhoComeNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t)
 		for slot, who := range []string{"a", "b", "c", "d"} {

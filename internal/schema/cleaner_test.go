@@ -36,9 +36,8 @@ func (s *scratch) fill(prefix string, rows int, age time.Duration) {
 		s.table, rows-1, prefix, int(age.Seconds())))
 }
 
-// TestCleanBesideNewRows: rows that are being made all the time do not keep old ones
-// from being removed.
-func TestCleanBesideNewRows(t *testing.T) {
+// TestNewRowsDoNotKeepOldOnesFromBeingRemoved, although they are being made all the time.
+func TestNewRowsDoNotKeepOldOnesFromBeingRemoved(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.setup(s.open())
 		s.fill("old", 3000, time.Hour)

@@ -25,9 +25,9 @@ func (s *scratch) procedures() (names []string) {
 	return names
 }
 
-// TestDropProceduresOfEarlierVersions: those of each version are dropped and told, and nothing that is someone else's, by its
-// name or by its comment, or belongs to another lock table.
-func TestDropProceduresOfEarlierVersions(t *testing.T) {
+// TestOnlyProceduresOfEarlierVersionsAreDropped: those of each version are, and told, and nothing that is someone
+// else's, by its name or by its comment, or belongs to another lock table.
+func TestOnlyProceduresOfEarlierVersionsAreDropped(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c := s.open()
 		old := strings.Fields("begin done1 done2 done3 give1 give2 give3 held1 held2 held3 lock1 lock2" +
@@ -69,9 +69,8 @@ func TestDropProceduresOfEarlierVersions(t *testing.T) {
 	})
 }
 
-// TestDropProceduresWithoutTheRight: an account that may not drop them is told what it needs, and one that does not see them
-// finds none.
-func TestDropProceduresWithoutTheRight(t *testing.T) {
+// TestAnAccountThatMayNotDropProceduresIsToldWhatItNeeds, and one that does not see them finds none.
+func TestAnAccountThatMayNotDropProceduresIsToldWhatItNeeds(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.procedure("locks_lock2", "mysqllock")
 		user := "u_" + s.Name[len(s.Name)-8:]

@@ -173,9 +173,9 @@ func TestALeaseWithAnOwnerIsLiveUntilItExpires(t *testing.T) {
 	})
 }
 
-// TestEnsureWhileTheNameIsTaken: many make the table at once, and a server that is slow with
-// it has the others wait for longer than they may. They try again.
-func TestEnsureWhileTheNameIsTaken(t *testing.T) {
+// TestTheTableIsMadeAfterAWaitForItsName: many make the table at once, and a server that is slow with it has the
+// others wait for longer than they may. They try again.
+func TestTheTableIsMadeAfterAWaitForItsName(t *testing.T) {
 	dbtest.OnEveryServer(t, newScratch, func(t *testing.T, s *scratch) {
 		c, other := s.open(), s.open()
 		s.Exec(c, "SET SESSION lock_wait_timeout = 1")

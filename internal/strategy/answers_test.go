@@ -46,9 +46,8 @@ func wantAnswer(t *testing.T, cell string, err, want, ended error, says string) 
 	}
 }
 
-// TestShortWaitsOfHeldKeys: a caller whose short wait for a key ends that another handle has, is told
-// that somebody has it.
-func TestShortWaitsOfHeldKeys(t *testing.T) {
+// TestAShortWaitForAHeldKeySaysThatItIsHeld, by another handle, when it ends.
+func TestAShortWaitForAHeldKeySaysThatItIsHeld(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		holders := s.Handle("lockMaxConns=100")
 		for name, opts := range kinds {

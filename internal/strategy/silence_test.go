@@ -139,9 +139,8 @@ func TestLateAnswerIsNoLock(t *testing.T) {
 	})
 }
 
-// TestSilenceDuringAWait: a caller that waits for a key, which somebody has, is told that also if the
-// server says nothing any more.
-func TestSilenceDuringAWait(t *testing.T) {
+// TestAWaiterHearsThatItsKeyIsHeldDespiteSilence: somebody has the key, and the server says nothing any more.
+func TestAWaiterHearsThatItsKeyIsHeldDespiteSilence(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var cells []func() // run together, when all keys are taken
 		holders := s.Handle("lockMaxConns=100")
