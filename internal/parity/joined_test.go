@@ -187,8 +187,8 @@ func TestJoinedWritesCountAsThePlainDriverDoes(t *testing.T) {
 	})
 }
 
-// TestJoinedWritesOfManyCallers: no sale is lost, in one process and in two.
-func TestJoinedWritesOfManyCallers(t *testing.T) {
+// TestNoSaleOfManyJoinedWritesIsLost, in one process and in two.
+func TestNoSaleOfManyJoinedWritesIsLost(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, _ := joined(s, mysqllock.Config{})
 		other, _ := joined(s, mysqllock.Config{})
@@ -213,8 +213,8 @@ func TestJoinedWritesOfManyCallers(t *testing.T) {
 	})
 }
 
-// TestAJoinedWriteDisturbed: its caller is told what became of it; a lost answer is not taken for either.
-func TestAJoinedWriteDisturbed(t *testing.T) {
+// TestADisturbedJoinedWriteIsToldAsItIs: its caller hears what became of it; a lost answer is not taken for either.
+func TestADisturbedJoinedWriteIsToldAsItIs(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		onEachJoin(func(join string, sell sale) {
 			for name, test := range dbtest.DisturbedCommits() {
@@ -309,8 +309,9 @@ func (j joining) Connect(ctx context.Context) (driver.Conn, error) {
 	return &own, nil
 }
 
-// TestAJoinedWriteStoppedAnywhere: it is killed, its connection is, or that is cut, in front of each statement of the text.
-func TestAJoinedWriteStoppedAnywhere(t *testing.T) {
+// TestAJoinedWriteStoppedAnywhereTellsTheTruth: it is killed, its connection is, or that is cut, in front of each
+// statement of the text.
+func TestAJoinedWriteStoppedAnywhereTellsTheTruth(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		onEachJoin(func(join string, sell sale) {
 			places := []string{"the write", "the count", "COMMIT", "the end"}
@@ -361,9 +362,9 @@ func stopJoin(t *testing.T, s *stock.Shop, join string, places []string, at int,
 	_ = db.Close()
 }
 
-// TestAJoinedWriteGivenUp: a caller whose context ends while the write waits for a row of the application gets its error soon,
-// nothing is written, and the key is free.
-func TestAJoinedWriteGivenUp(t *testing.T) {
+// TestAJoinedWriteThatIsGivenUpWritesNothing: a caller whose context ends while the write waits for a row of the
+// application gets its error soon, and the key is free.
+func TestAJoinedWriteThatIsGivenUpWritesNothing(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, _ := joined(s, mysqllock.Config{})
 		for range 2 {
@@ -447,8 +448,8 @@ func TestAWriteAloneRunsOnlyUnderItsLock(t *testing.T) {
 	})
 }
 
-// TestWritesAloneOfManyCallers: none is lost, beside others that read first, in two processes.
-func TestWritesAloneOfManyCallers(t *testing.T) {
+// TestNoneOfManyWritesAloneIsLost, beside others that read first, in two processes.
+func TestNoneOfManyWritesAloneIsLost(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		one, _ := joined(s, mysqllock.Config{})
 		other, _ := joined(s, mysqllock.Config{MaxConns: 5})
@@ -696,9 +697,9 @@ func TestTheNextReadWaitsInTheServer(t *testing.T) {
 	})
 }
 
-// TestWritesAloneUnderFire: while statements and connections are killed, and the way to the server is cut, what was told to be
-// written is, and of the rest only what may be.
-func TestWritesAloneUnderFire(t *testing.T) {
+// TestWritesAloneUnderFireAreWrittenAsTold: while statements and connections are killed, and the way to the server is
+// cut, what was told to be written is, and of the rest only what may be.
+func TestWritesAloneUnderFireAreWrittenAsTold(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := joined(s, mysqllock.Config{})
 		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 0 WHERE id = 1")
