@@ -286,9 +286,9 @@ func TestTheChainEndsAtWhoIsToBlame(t *testing.T) {
 	})
 }
 
-// TestSeenAndUnseen: what is not seen is not said to be nothing, whatever the right of the
-// account. Nobody waits, so MariaDB shows no row lock to anybody.
-func TestSeenAndUnseen(t *testing.T) {
+// TestWhatIsNotSeenIsNotSaidToBeNothing, whatever the right of the account. Nobody waits, so MariaDB shows no row
+// lock to anybody.
+func TestWhatIsNotSeenIsNotSaidToBeNothing(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "holder")
 		for strategy, option := range strategies {
@@ -473,9 +473,9 @@ func TestAgeOutlivesPings(t *testing.T) {
 	}, plainMariaDB)
 }
 
-// TestFrozenBeforeRenewal: a holder that was frozen before its first renewal does not look healthy until its lease is
-// over: by the TTL of the lease before on the key, or by an earlier look.
-func TestFrozenBeforeRenewal(t *testing.T) {
+// TestAHolderFrozenBeforeItsRenewalDoesNotLookHealthy until its lease is over: by the TTL of the lease before on the
+// key, or by an earlier look.
+func TestAHolderFrozenBeforeItsRenewalDoesNotLookHealthy(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		cfg, tap := s.Config(), new(dbtest.Tap)
 		cfg.User = "root"

@@ -15,10 +15,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestChainByProcess: a process that holds one lock waits for the next, of whatever strategies.
-// The chain ends at the one that waits for nobody. Where the server tells no processes it has
-// one step, and does not say that its holder waits for nobody.
-func TestChainByProcess(t *testing.T) {
+// TestAChainEndsAtTheProcessThatWaitsForNobody: a process that holds one lock waits for the next, of whatever
+// strategies. Where the server tells no processes the chain has one step, and does not say that its holder waits for
+// nobody.
+func TestAChainEndsAtTheProcessThatWaitsForNobody(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{}, 3)

@@ -129,8 +129,9 @@ func tables(t *testing.T, s *scratch) (names []string) {
 	return names
 }
 
-// TestDropTableOfSomeoneElse: a table of that name which is no lock table stays, and one that the account may not drop.
-func TestDropTableOfSomeoneElse(t *testing.T) {
+// TestATableOfSomeoneElseIsNotDropped: one of that name which is no lock table, and one that the account may not
+// drop.
+func TestATableOfSomeoneElseIsNotDropped(t *testing.T) {
 	aloneOnServers(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		for _, make := range []string{"CREATE VIEW mysqllock AS SELECT 1 AS id", "CREATE TABLE mysqllock (id INT, expires INT)"} {

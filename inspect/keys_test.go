@@ -125,7 +125,7 @@ func (s *scratch) makeTable(names ...string) {
 	}
 }
 
-func TestSlotsAndStripes(t *testing.T) {
+func TestSlotsAndStripesAreShownByTheirKeys(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		long := strings.Repeat("l", 255)
 		zero := "\x00" + long[:254]
@@ -174,8 +174,8 @@ func TestSlotsAndStripes(t *testing.T) {
 	})
 }
 
-// Slots and shared locks, as the driver takes them.
-func TestDriversSlotsAndShares(t *testing.T) {
+// TestSlotsAndSharesOfTheDriverAreShown as it takes them.
+func TestSlotsAndSharesOfTheDriverAreShown(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		count := func(key string) (slots, holders, waiters int) {
@@ -268,8 +268,8 @@ func (s *scratch) wakeUp(key string) string {
 	return lockname.OfWakeUp(s.Name, key)
 }
 
-// Who waits for a lease that was given back just now is shown all the same.
-func TestLeaseJustGone(t *testing.T) {
+// TestAWaiterForALeaseThatIsJustGoneIsShown: it was given back just now.
+func TestAWaiterForALeaseThatIsJustGoneIsShown(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.makeTable("k", "l")
 		holder, err := s.root.Conn(t.Context())
@@ -291,9 +291,8 @@ func TestLeaseJustGone(t *testing.T) {
 	})
 }
 
-// TestWakeUpLockInOtherHands: if the holder of a lease has lost the wake-up lock, the
-// first waiter has it.
-func TestWakeUpLockInOtherHands(t *testing.T) {
+// TestAWaiterWithTheWakeUpLockIsShown: it is the first one, and the holder of the lease has lost the wake-up lock.
+func TestAWaiterWithTheWakeUpLockIsShown(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		if s.kind == plainMariaDB {
 			t.Skip("the server does not tell the programs")

@@ -76,10 +76,10 @@ func (s *scratch) as(a account) string {
 	return user
 }
 
-// TestNoZeroForUnknown: of each account on each server, no cell says that nobody holds a key
-// that is held, or that nobody waits in the server where somebody does. It says how many, or at
-// least how many, or that it is not known. Of a key with slots all are held.
-func TestNoZeroForUnknown(t *testing.T) {
+// TestNoCellSaysZeroForWhatIsUnknown: of each account on each server, none says that nobody holds a key that is held,
+// or that nobody waits in the server where somebody does. It says how many, or at least how many, or that it is not
+// known. Of a key with slots all are held.
+func TestNoCellSaysZeroForWhatIsUnknown(t *testing.T) {
 	const slots = 2
 	onServers(t, func(t *testing.T, s *scratch) {
 		all := s.inspector(s.root)
@@ -206,9 +206,9 @@ func (s *scratch) checkTotals(a account, snap *inspect.Snapshot) {
 	}
 }
 
-// TestPerformanceSchemaWithoutInstrument: on MariaDB performance_schema does not watch named
-// locks unless it is told to. That is no list without any.
-func TestPerformanceSchemaWithoutInstrument(t *testing.T) {
+// TestNamedLocksThatAreNotWatchedAreAGap: on MariaDB performance_schema does not watch them unless it is told to.
+// That is no list without any.
+func TestNamedLocksThatAreNotWatchedAreAGap(t *testing.T) {
 	dbtest.OnOwnServers(t, func(d *dbtest.Database) *scratch { return newScratch(plainMariaDB, d) }, func(t *testing.T, s *scratch) {
 		if !s.MariaDB() {
 			t.Skip("MySQL watches them by itself")
@@ -224,8 +224,8 @@ func TestPerformanceSchemaWithoutInstrument(t *testing.T) {
 	}, "--performance-schema=ON")
 }
 
-// TestTokenNotKnown: without SELECT on the lock table the token of a row lock is not 0.
-func TestTokenNotKnown(t *testing.T) {
+// TestATokenThatIsNotKnownIsNotZero: that of a row lock, without SELECT on the lock table.
+func TestATokenThatIsNotKnownIsNotZero(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		if !s.mysql() {
 			t.Skip("MariaDB shows no row lock to such an account")

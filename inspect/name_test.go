@@ -22,7 +22,7 @@ func FuzzOurName(f *testing.F) {
 	})
 }
 
-func TestReadPrimaryKey(t *testing.T) {
+func TestAKeyIsReadFromThePrimaryKeyOfItsRow(t *testing.T) {
 	for data, want := range map[string][2]string{
 		"0x6E73, 0x6B":           {"ns", "k"},
 		"0x6E73, 0x00616227":     {"ns", "\x00ab'"},

@@ -13,9 +13,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestNamespacesOfTheTable has two programs share a lock table and mean the same key: their
-// DSNs name different databases, so that both hold it.
-func TestNamespacesOfTheTable(t *testing.T) {
+// TestTwoNamespacesOfATableAreToldApart: two programs share a lock table and mean the same key. Their DSNs name
+// different databases, so that both hold it.
+func TestTwoNamespacesOfATableAreToldApart(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		other := s.Name + "_other"
 		dbtest.Exec(t, s.root, "CREATE DATABASE "+other)

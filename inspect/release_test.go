@@ -216,9 +216,9 @@ func (lo lossObserver) Observe(_ context.Context, e mysqllock.Event) {
 	}
 }
 
-// A transaction that is committed under the lease is given time to; one that does
-// not end keeps the lease from being taken.
-func TestReleaseBehindFence(t *testing.T) {
+// TestAReleaseWaitsForATransactionUnderTheLease, which is given time to commit; one that does not end keeps the lease
+// from being taken.
+func TestAReleaseWaitsForATransactionUnderTheLease(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		s.acquire(s.process("root", "holder"), "k", lockctx.Lease(30*time.Second))
 		i := s.inspector(s.root)
@@ -236,9 +236,9 @@ func TestReleaseBehindFence(t *testing.T) {
 	})
 }
 
-// TestReleaseOfWhoHasLeft: a holder that gives the lock back while Release asks who has it keeps its
-// connection, and so does the next one, which the caller has not seen. The error says so.
-func TestReleaseOfWhoHasLeft(t *testing.T) {
+// TestReleaseEndsNoConnectionOfAHolderThatHasLeft: a holder that gives the lock back while Release asks who has it
+// keeps its connection, and so does the next one, which the caller has not seen. The error says so.
+func TestReleaseEndsNoConnectionOfAHolderThatHasLeft(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		asks := "SELECT ID, USER, HOST" // after it has asked who has it
 		if s.mysql() {
@@ -294,9 +294,9 @@ func TestReleaseOfWhoHasLeft(t *testing.T) {
 	})
 }
 
-// TestReleaseSharedSince: who shares the lock since the snapshot keeps its connection, and the error
-// names it: the lock is still held.
-func TestReleaseSharedSince(t *testing.T) {
+// TestReleaseEndsNoConnectionThatSharesTheLockSince the snapshot, and the error names who shares it: the lock is
+// still held.
+func TestReleaseEndsNoConnectionThatSharesTheLockSince(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		if !s.mysql() {
 			t.Skip("it does not tell who shares a row")
@@ -320,9 +320,9 @@ func TestReleaseSharedSince(t *testing.T) {
 	})
 }
 
-// TestReleaseByOldCopy: MariaDB shows the row locks of long ago while a program reads them all the time.
-// No connection is ended because it had the lock then.
-func TestReleaseByOldCopy(t *testing.T) {
+// TestReleaseEndsNoConnectionByAnOldCopy: MariaDB shows the row locks of long ago while a program reads them all the
+// time. No connection is ended because it had the lock then.
+func TestReleaseEndsNoConnectionByAnOldCopy(t *testing.T) {
 	dbtest.OnOwnServers(t, func(d *dbtest.Database) *scratch {
 		if d.MariaDB() {
 			return newScratch(plainMariaDB, d)

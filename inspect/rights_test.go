@@ -90,7 +90,7 @@ func TestEachGapNamesTheGrantThatClosesIt(t *testing.T) {
 	})
 }
 
-func TestNoRightsAtAll(t *testing.T) {
+func TestAnAccountWithoutRightsIsToldWhichItNeeds(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		s.acquire(s.process("root", "holder"), "k", lockctx.Lease(30*time.Second))
 		user := s.user()
@@ -115,9 +115,9 @@ func TestAMissingTableIsAGap(t *testing.T) {
 	})
 }
 
-// Nothing that is locked makes a question wait, and none waits long where the
-// table itself is being changed.
-func TestWaitsForNobody(t *testing.T) {
+// TestALookWaitsForNobody: nothing that is locked makes a question wait, and none waits long where the table itself
+// is being changed.
+func TestALookWaitsForNobody(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		db := s.process("root", "holder")
 		s.acquire(db, "a", lockctx.Lease(30*time.Second))
@@ -224,9 +224,9 @@ func TestBadNamesInOptionsAreErrors(t *testing.T) {
 	}
 }
 
-// TestBesideWhatCannotBeListed: what is shown does not depend on the texts of others, to an
-// account without rights either. If the server has no other list, there is a gap.
-func TestBesideWhatCannotBeListed(t *testing.T) {
+// TestWhatIsShownDoesNotDependOnTheTextsOfOthers, to an account without rights either. If the server has no other
+// list, there is a gap.
+func TestWhatIsShownDoesNotDependOnTheTextsOfOthers(t *testing.T) {
 	for name, opts := range map[string][]string{"": nil, "without performance_schema": {"--performance-schema=OFF"}} {
 		t.Run(name, func(t *testing.T) {
 			on := dbtest.OnOwnServers[*scratch]

@@ -61,9 +61,9 @@ func TestMakeTableMendsWhatCheckTableFinds(t *testing.T) {
 	})
 }
 
-// TestTableOfAnOlderVersion: a table without the columns that only tell more is as it should
-// be, which the check mentions. They are added if the account may, and if nobody uses the table.
-func TestTableOfAnOlderVersion(t *testing.T) {
+// TestATableOfAnOlderVersionIsAsItShouldBe: it is without the columns that only tell more, which the check mentions.
+// They are added if the account may, and if nobody uses the table.
+func TestATableOfAnOlderVersionIsAsItShouldBe(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		i := s.inspector(s.root)
 		_, err := i.MakeTable(t.Context())

@@ -70,8 +70,8 @@ func TestTryFindsThatSomebodyHoldsARow(t *testing.T) {
 	})
 }
 
-// TestTryWithoutRights: what it may not lock is a gap.
-func TestTryWithoutRights(t *testing.T) {
+// TestWhatTryMayNotLockIsAGap: what it may not lock is a gap.
+func TestWhatTryMayNotLockIsAGap(t *testing.T) {
 	onServers(t, func(t *testing.T, s *scratch) {
 		none := try(t, s.inspector(s.open("root")), inspect.Filter{})
 		if gap(none, "which row locks") != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-func TestWhoMayLook(t *testing.T) {
+func TestOnlyWhoMayLookSeesThePage(t *testing.T) {
 	const local, distant = "127.0.0.1:5000", "192.0.2.7:5000"
 	tests := []struct {
 		name    string
@@ -131,8 +131,8 @@ func TestThePageFindsItsFilesWhereverItIsMounted(t *testing.T) {
 	}
 }
 
-// Where something other than a net/http server hands over the request.
-func TestNoRequestURI(t *testing.T) {
+// TestAPageIsFoundWithoutARequestURI, where something other than a net/http server hands over the request.
+func TestAPageIsFoundWithoutARequestURI(t *testing.T) {
 	page := web.New(nowhere(t), web.Options{})
 	defer page.Close()
 	for path, want := range map[string]int{"/": 200, "/debug/locks/": 200, "/debug/locks": 301, "/page.css": 200, "/favicon.ico": 404} {

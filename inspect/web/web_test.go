@@ -248,7 +248,7 @@ func TestAFailureIsToldWithoutThePassword(t *testing.T) {
 	}
 }
 
-func TestLossesOfProcess(t *testing.T) {
+func TestLossesOfTheProcessAreShown(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		losses := new(web.Losses)
 		db := s.process(mysqllock.Config{Observer: losses})
@@ -472,7 +472,7 @@ func TestALockIsReleasedOnlyFromThePage(t *testing.T) {
 	})
 }
 
-func TestReleaseNotAllowed(t *testing.T) {
+func TestAReleaseIsRefusedUnlessItIsAllowed(t *testing.T) {
 	_, srv := serve(t, nowhere(t), web.Options{})
 	answer, err := srv.Client().Post(srv.URL+"/page.release", "application/json", strings.NewReader(`{"ref":"x"}`))
 	dbtest.OK(t, err)
@@ -482,8 +482,8 @@ func TestReleaseNotAllowed(t *testing.T) {
 	}
 }
 
-// TestCircleOfWaits is told of both locks, and counted.
-func TestCircleOfWaits(t *testing.T) {
+// TestACircleOfWaitsIsToldOfBothLocks, and counted.
+func TestACircleOfWaitsIsToldOfBothLocks(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if s.MariaDB() {
 			t.Skip("it does not tell the processes by default")
@@ -508,8 +508,8 @@ func TestCircleOfWaits(t *testing.T) {
 	})
 }
 
-// TestHistoryOfLock: the page is told the last hour of a lock from the file of a recorder, and of no other's key.
-func TestHistoryOfLock(t *testing.T) {
+// TestThePageShowsTheLastHourOfALock, from the file of a recorder, and of no other's key.
+func TestThePageShowsTheLastHourOfALock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		i, err := inspect.New(s.root, inspect.Options{})
 		dbtest.OK(t, err)

@@ -11,9 +11,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
 
-// TestHotOnPage: what was waited for most is told by class, for as long as somebody wants to
-// look back, also when the wait is over; all of that with the keyboard.
-func TestHotOnPage(t *testing.T) {
+// TestThePageTellsByClassWhatWasAwaitedMost, for as long as somebody wants to look back, also when the wait is over;
+// all of that with the keyboard.
+func TestThePageTellsByClassWhatWasAwaitedMost(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("order:1", "order:2", "lonely")
 		s.locked(false, "order:1", "order:2", "lonely")

@@ -104,8 +104,8 @@ func pictures(t *testing.T, url, name string, ready func(p *tab) bool) (p *tab) 
 	return p
 }
 
-// TestChainOnPage: one waits for the next, and the page says for whom all of them do.
-func TestChainOnPage(t *testing.T) {
+// TestThePageSaysForWhomAChainWaits: one waits for the next, and all of them for the last.
+func TestThePageSaysForWhomAChainWaits(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.keys("one", "two", "three")
 		sleeper := s.locked(false, "three")
@@ -133,9 +133,9 @@ func TestChainOnPage(t *testing.T) {
 	})
 }
 
-// TestCircleOnPage: two processes wait for each other over two strategies. The page calls it a circle, counts it,
-// and does not say to begin with one that waits itself.
-func TestCircleOnPage(t *testing.T) {
+// TestThePageCallsACircleOne: two processes wait for each other over two strategies. The page counts the circle, and
+// does not say to begin with one that waits itself.
+func TestThePageCallsACircleOne(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		if !s.names() {
 			t.Skip("it does not tell the processes")
