@@ -49,9 +49,9 @@ func leaseJob(db *sql.DB, in *bufio.Scanner) {
 	fmt.Println(errors.Is(err, mysqllock.ErrLost), err)
 }
 
-// TestLeaseOfHolderThatStops: the lease of a holder that is killed, or stands still for longer
-// than its TTL, is free when that is over and not before, and the holder commits nothing.
-func TestLeaseOfHolderThatStops(t *testing.T) {
+// TestTheLeaseOfAHolderThatStopsIsFreeAfterItsTTL and not before, and the holder commits nothing. It is killed, or
+// stands still for longer than that.
+func TestTheLeaseOfAHolderThatStopsIsFreeAfterItsTTL(t *testing.T) {
 	for _, way := range []string{"BeginTx", "Do"} {
 		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
@@ -134,8 +134,8 @@ func TestLeaseIsRenewed(t *testing.T) {
 	})
 }
 
-// TestLeaseAndRowLock of one key exclude each other.
-func TestLeaseAndRowLock(t *testing.T) {
+// TestALeaseAndARowLockExcludeEachOther on one key.
+func TestALeaseAndARowLockExcludeEachOther(t *testing.T) {
 	s := newScratch(t)
 	db, other := s.handle(), s.handle()
 	ctx := dbtest.Limited(t)
@@ -173,8 +173,8 @@ func TestALostAnswerToACommitLeavesNothing(t *testing.T) {
 	engine.LostAnswersLeaveNothing(t, &tap, s.tapped(&tap), s.handle())
 }
 
-// TestManyKeysOfManyCallers: each key has one holder at a time.
-func TestManyKeysOfManyCallers(t *testing.T) {
+// TestEachOfManyKeysHasOneHolderAtATime: each key has one holder at a time.
+func TestEachOfManyKeysHasOneHolderAtATime(t *testing.T) {
 	for way, opts := range engine.Exclusive {
 		t.Run(way, func(t *testing.T) {
 			s := newScratch(t)
@@ -270,8 +270,8 @@ func TestAsManyCallersHoldAsThereAreSlots(t *testing.T) {
 	}
 }
 
-// TestLeaseSlotsBesideRowLocks: a slot that a row lock has is not free, and one beside it is found.
-func TestLeaseSlotsBesideRowLocks(t *testing.T) {
+// TestASlotThatARowLockHasIsNotFreeForALease, and one beside it is found.
+func TestASlotThatARowLockHasIsNotFreeForALease(t *testing.T) {
 	s := newScratch(t)
 	a, b := dbtest.Open(t, "mysqllock", s.with("lockOwner=a")), dbtest.Open(t, "mysqllock", s.with("lockOwner=b"))
 	for range 5 {

@@ -14,9 +14,9 @@ import (
 	kinds "github.com/mysqllock/mysqllock/internal/server"
 )
 
-// TestSeveralStatementsInOneText: TiDB has a guard of its own, with which it takes several statements in a text: MySQL's
-// stops every text. Row locks go from one caller to the next by such a text, and nothing is lost.
-func TestSeveralStatementsInOneText(t *testing.T) {
+// TestNothingIsLostWithSeveralStatementsInOneText, by which row locks go from one caller to the next. TiDB takes such
+// a text with a guard of its own: MySQL's stops every text.
+func TestNothingIsLostWithSeveralStatementsInOneText(t *testing.T) {
 	s := newScratch(t)
 	kinds.FixForm(kinds.Packet) // the server is near
 	cfg, err := mysql.ParseDSN(s.with("multiStatements=true"))

@@ -229,8 +229,8 @@ func TestWhatDoesNotHoldIsRefusedInWords(t *testing.T) {
 // optimists have transactions be optimistic: TiDB takes no word for that one, too.
 var optimists = []string{"tidb_txn_mode=%27optimistic%27", "tidb_txn_mode=%27%27"}
 
-// TestOptimisticModeAndNoopFunctions: settings that would have a lock exclude nobody do not.
-func TestOptimisticModeAndNoopFunctions(t *testing.T) {
+// TestNoSettingHasALockExcludeNobody, not the optimistic mode, nor noop functions.
+func TestNoSettingHasALockExcludeNobody(t *testing.T) {
 	for _, mode := range optimists {
 		for _, way := range []string{"row, BeginTx", "row, Do", "optimistic, BeginTx"} {
 			t.Run(way+", "+mode, func(t *testing.T) {
@@ -351,9 +351,9 @@ func (s scratch) afterHolder(job, way string, signal syscall.Signal, take func(*
 	return took
 }
 
-// TestHolderThatStops: the lock of a holder that is killed, or stands still for longer than
-// lockTTL, is free, and it commits nothing.
-func TestHolderThatStops(t *testing.T) {
+// TestTheLockOfAHolderThatStopsIsFree, and the holder commits nothing. It is killed, or stands still for longer than
+// lockTTL.
+func TestTheLockOfAHolderThatStopsIsFree(t *testing.T) {
 	for _, way := range []string{"BeginTx", "Do"} {
 		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
@@ -448,9 +448,9 @@ func TestNothingIsKilled(t *testing.T) {
 	dbtest.Equal(t, "%d statements look for what to end", k.sent.Load(), 0)
 }
 
-// TestLateUniquenessCheck: TiDB can be told to end a transaction at any statement that fails. What
-// comes after it is not committed by itself.
-func TestLateUniquenessCheck(t *testing.T) {
+// TestNothingAfterALateUniquenessCheckIsCommittedByItself: TiDB can be told to end a transaction at any statement
+// that fails.
+func TestNothingAfterALateUniquenessCheckIsCommittedByItself(t *testing.T) {
 	s := newScratch(t)
 	ctx := lockctx.With(dbtest.Limited(t), "k")
 	tx := dbtest.Begin(t, ctx, s.handle("tidb_constraint_check_in_place_pessimistic=0"))

@@ -13,9 +13,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// TestSeveralStatementsInOneText: vtgate takes several statements in a text, and a guard stops it. Row locks go from one
-// caller to the next by such a text, and nothing is lost.
-func TestSeveralStatementsInOneText(t *testing.T) {
+// TestNothingIsLostWithSeveralStatementsInOneText, by which row locks go from one caller to the next: vtgate takes
+// such a text, and a guard stops it.
+func TestNothingIsLostWithSeveralStatementsInOneText(t *testing.T) {
 	s := newScratch(t)
 	server.FixForm(server.Packet) // it is near
 	cfg, err := mysql.ParseDSN(one.DSN("shop") + "?multiStatements=true")

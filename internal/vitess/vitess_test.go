@@ -276,9 +276,9 @@ var holding = map[string]lockctx.Option{
 // milliseconds; without it the tablet's own is 30 seconds.
 const tabletLimit = "transaction_timeout=1500"
 
-// TestTransactionThatTheTabletEnds is lost: none of it is committed, though what follows in it would
-// be if it were sent, and its lock is free.
-func TestTransactionThatTheTabletEnds(t *testing.T) {
+// TestATransactionThatTheTabletEndsIsLost: none of it is committed, though what follows in it would be if it were
+// sent, and its lock is free.
+func TestATransactionThatTheTabletEndsIsLost(t *testing.T) {
 	for way := range (scratch{}).ways(nil) {
 		if way == engine.Mixed {
 			continue
@@ -302,8 +302,8 @@ func TestTransactionThatTheTabletEnds(t *testing.T) {
 	}
 }
 
-// TestCommitAfterTheTabletHasEndedTheTransaction is told so, whatever it checks before.
-func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
+// TestACommitIsToldThatTheTabletHasEndedItsTransaction, whatever it checks before.
+func TestACommitIsToldThatTheTabletHasEndedItsTransaction(t *testing.T) {
 	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(engine.Lease), "optimistic": lockctx.Optimistic()} {
 		t.Run(name, func(t *testing.T) {
 			s := newScratch(t)
@@ -319,8 +319,8 @@ func TestCommitAfterTheTabletHasEndedTheTransaction(t *testing.T) {
 	}
 }
 
-// TestStatementsAfterTheTabletHasEndedTheirTransaction are refused, whatever has met its end.
-func TestStatementsAfterTheTabletHasEndedTheirTransaction(t *testing.T) {
+// TestStatementsAreRefusedOnceTheTabletHasEndedTheirTransaction, whatever has met its end.
+func TestStatementsAreRefusedOnceTheTabletHasEndedTheirTransaction(t *testing.T) {
 	for name, c := range map[string]struct {
 		meet func(s scratch, ctx context.Context, tx *sql.Tx) error
 	}{
@@ -363,9 +363,9 @@ func TestStatementsAfterTheTabletHasEndedTheirTransaction(t *testing.T) {
 	}
 }
 
-// TestConnAfterTheTabletHasEndedItsTransaction: over a sql.Conn nothing of the lock context runs any
-// more. Statements without it run on the connection of the sql.Conn, which the transaction never used.
-func TestConnAfterTheTabletHasEndedItsTransaction(t *testing.T) {
+// TestNothingRunsOverASQLConnOnceTheTabletHasEndedItsTransaction: nothing of the lock context does any more.
+// Statements without it run on the connection of the sql.Conn, which the transaction never used.
+func TestNothingRunsOverASQLConnOnceTheTabletHasEndedItsTransaction(t *testing.T) {
 	s := newScratch(t)
 	end, cancel := context.WithCancel(dbtest.Limited(t))
 	defer cancel()
@@ -412,9 +412,9 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// TestHolderThatStops: the lock of a holder that is killed, or stands still for longer than its TTL
-// or the tablet's limit, is free after that, and it commits nothing.
-func TestHolderThatStops(t *testing.T) {
+// TestTheLockOfAHolderThatStopsIsFree, and the holder commits nothing. It is killed, or stands still for longer than
+// its TTL or the tablet's limit.
+func TestTheLockOfAHolderThatStopsIsFree(t *testing.T) {
 	for way := range holding {
 		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 			t.Run(fmt.Sprint(way, " ", signal), func(t *testing.T) {
@@ -544,8 +544,8 @@ func TestAWaitEndsAndLeavesNothingWaitingOrGranted(t *testing.T) {
 	}
 }
 
-// TestWaitInTransaction: a transaction that has waited in vain for a further lock goes on.
-func TestWaitInTransaction(t *testing.T) {
+// TestATransactionGoesOnAfterAWaitInVain for a further lock.
+func TestATransactionGoesOnAfterAWaitInVain(t *testing.T) {
 	s := newScratch(t)
 	hold := stock.Acquire(t, s.handle(), "k")
 	defer hold.Release()
@@ -585,8 +585,8 @@ func TestGoingBackToAnOlderSavepointIsRefused(t *testing.T) {
 	dbtest.Equal(t, "%d is committed", dbtest.Column[int](t, s.plain(), "SELECT n FROM "+s.in("c")+" WHERE id = 2")[0], 8)
 }
 
-// TestManyKeysOfManyCallers: each key has one holder at a time.
-func TestManyKeysOfManyCallers(t *testing.T) {
+// TestEachOfManyKeysHasOneHolderAtATime: each key has one holder at a time.
+func TestEachOfManyKeysHasOneHolderAtATime(t *testing.T) {
 	for way, opts := range engine.Exclusive {
 		t.Run(way, func(t *testing.T) {
 			s := newScratch(t)
