@@ -86,8 +86,8 @@ func TestAnInterceptorTellsLockStatementsFromOthers(t *testing.T) {
 	})
 }
 
-// TestKillAndRenew: so are the statements that come by themselves.
-func TestKillAndRenew(t *testing.T) {
+// TestStatementsThatComeByThemselvesAreToldApart, too: KILL and renewals.
+func TestStatementsThatComeByThemselvesAreToldApart(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := new(spy)
 		db := s.open(mysqllock.Config{}, seen)
@@ -131,9 +131,9 @@ func TestARowThatKeysShareIsCalledAStripe(t *testing.T) {
 	})
 }
 
-// TestEndOfContext: at the end of a transaction, and of a prepared statement, an
-// interceptor gets a context that goes on, with the values of the caller's.
-func TestEndOfContext(t *testing.T) {
+// TestAnInterceptorGetsAContextThatGoesOn at the end of a transaction, and of a prepared statement, with the values
+// of the caller's.
+func TestAnInterceptorGetsAContextThatGoesOn(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := new(spy)
 		db := s.open(mysqllock.Config{}, seen)
@@ -152,8 +152,8 @@ func TestEndOfContext(t *testing.T) {
 	})
 }
 
-// TestResultsAndRaw: what go-sql-driver/mysql has beyond package driver is not lost.
-func TestResultsAndRaw(t *testing.T) {
+// TestNothingBeyondPackageDriverIsLost that go-sql-driver/mysql has.
+func TestNothingBeyondPackageDriverIsLost(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open(mysqllock.Config{}, sqlmw.NullInterceptor{}, sqlmw.NullInterceptor{})
 		c := dbtest.Conn(t, db)

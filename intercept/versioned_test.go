@@ -9,9 +9,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// TestStepsOfAVersionedKey: a row lock on a key that others keep optimistically sets the next
-// version with its COMMIT; that statement is seen as the one that gives the lock back.
-func TestStepsOfAVersionedKey(t *testing.T) {
+// TestTheNextVersionIsSeenAsTheStepThatGivesBack: a row lock on a key that others keep optimistically sets it with
+// its COMMIT.
+func TestTheNextVersionIsSeenAsTheStepThatGivesBack(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		seen := new(spy)
 		db := s.open(mysqllock.Config{}, seen)

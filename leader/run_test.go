@@ -163,8 +163,8 @@ func TestRunTriesAgainBeneathAWrapper(t *testing.T) {
 	})
 }
 
-// TestCurrentNotKnown: an account that cannot read the leases is not told that nobody leads.
-func TestCurrentNotKnown(t *testing.T) {
+// TestWhoCannotReadTheLeasesIsNotToldThatNobodyLeads: it is an account without the right.
+func TestWhoCannotReadTheLeasesIsNotToldThatNobodyLeads(t *testing.T) {
 	dbtest.OnServers(t, open, func(t *testing.T, d *dbtest.Database) {
 		plain := d.Open("mysql")
 		hold, err := mysqllock.Acquire(t.Context(), d.Open("mysqllock"), key, lockctx.Lease(time.Minute))

@@ -144,7 +144,7 @@ func TestABadHintSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestBadInsideGood(t *testing.T) {
+func TestABadHintInsideAGoodOneIsBad(t *testing.T) {
 	outer := lockctx.With(context.Background(), "k")
 	inner := lockctx.With(outer, "")
 	if asked(t, inner).Err == nil {
@@ -218,9 +218,8 @@ func TestWhatIsDerivedIsTheSameLockContext(t *testing.T) {
 	}
 }
 
-// TestKindsOfLock: each With says how its own keys are locked; a key that is
-// named again stays as it is.
-func TestKindsOfLock(t *testing.T) {
+// TestEachWithSaysHowItsOwnKeysAreLocked; a key that is named again stays as it is.
+func TestEachWithSaysHowItsOwnKeysAreLocked(t *testing.T) {
 	outer := lockctx.With(context.Background(), "b", lockctx.Lease(time.Minute))
 	inner := lockctx.WithKeys(outer, []string{"c", "b", "a"}, lockctx.Row())
 	h := asked(t, inner)
@@ -243,8 +242,8 @@ func TestKindsOfLock(t *testing.T) {
 	}
 }
 
-// TestSameKeyAgain: what is asked for the same key in one lock context.
-func TestSameKeyAgain(t *testing.T) {
+// TestTheStricterOfTwoHintsForAKeyCounts, in one lock context.
+func TestTheStricterOfTwoHintsForAKeyCounts(t *testing.T) {
 	both := func(a, b lockctx.Option) []hint.Lock {
 		return asked(t, lockctx.With(lockctx.With(context.Background(), "k", a), "k", b)).Locks
 	}
@@ -320,7 +319,7 @@ func TestLockContextTells(t *testing.T) {
 	}
 }
 
-func TestLockContextState(t *testing.T) {
+func TestALockContextMakesEachStateOnce(t *testing.T) {
 	shared := asked(t, lockctx.With(context.Background(), "k")).LockContext
 	made := 0
 	fresh := func() any { made++; n := made; return &n }

@@ -60,7 +60,7 @@ func TestAnErrorIsItsSentinelAndItsCause(t *testing.T) {
 	}
 }
 
-func TestTimeoutOfAContext(t *testing.T) {
+func TestATimeoutOfAContextIsItsCauseToo(t *testing.T) {
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
 		err := error(&lockerr.Error{Op: "lock", Err: lockerr.With(lockerr.ErrTimeout, cause)})
 		for _, want := range []error{lockerr.ErrTimeout, lockerr.ErrLocked, cause} {

@@ -111,8 +111,8 @@ func TestNoStatementOfALoadIsUnknown(t *testing.T) {
 	})
 }
 
-// TestLeasesThatShareAConnection gather, so that they are taken and given back together.
-func TestLeasesThatShareAConnection(t *testing.T) {
+// TestLeasesThatShareAConnectionGoTogether: they gather, so that they are taken and given back together.
+func TestLeasesThatShareAConnectionGoTogether(t *testing.T) {
 	l := New()
 	checkAtEnd(t, l, "k3")
 	db, err := l.Open(nil, mysqllock.Config{LockMaxConns: 2, Wait: time.Minute})

@@ -355,8 +355,8 @@ func TestALostRowLockCommitsNothing(t *testing.T) {
 	x.ok(x.other("product:42", lockctx.NoWait())())
 }
 
-// TestALossBeforeCommit: a row lock and a lease are lost after the last statement.
-func TestALossBeforeCommit(t *testing.T) {
+// TestALockLostBeforeCommitCommitsNothing: it is lost after the last statement.
+func TestALockLostBeforeCommitCommitsNothing(t *testing.T) {
 	for name, option := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(time.Minute), "advisory": lockctx.Advisory()} {
 		t.Run(name, func(t *testing.T) {
 			x := newTest(t, mysqllock.Config{})
@@ -488,8 +488,8 @@ func TestABadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// TestEveryWayOfTheApplication uses what database/sql has.
-func TestEveryWayOfTheApplication(t *testing.T) {
+// TestEveryWayOfDatabaseSQLWorks uses what database/sql has.
+func TestEveryWayOfDatabaseSQLWorks(t *testing.T) {
 	for name, c := range map[string]mysqllock.Config{"": {}, "with maxConns": {MaxConns: 8}} {
 		t.Run(name, func(t *testing.T) {
 			x := newTest(t, c)

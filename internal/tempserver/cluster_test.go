@@ -70,8 +70,8 @@ func wantRows(t *testing.T, c *Cluster, node, rows int) {
 	}
 }
 
-// TestClusterStarterDies: no node outlives who has started it, whenever that dies.
-func TestClusterStarterDies(t *testing.T) {
+// TestNoNodeOutlivesWhoHasStartedIt, whenever that dies.
+func TestNoNodeOutlivesWhoHasStartedIt(t *testing.T) {
 	RequireCluster(t, Galera)
 	t.Setenv("TMPDIR", t.TempDir())
 	t.Setenv(childClusterEnv, "1")

@@ -406,9 +406,8 @@ func TestAServerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	})
 }
 
-// TestParentDiesWhileStarting kills at moments all over the start: no half
-// started server may survive.
-func TestParentDiesWhileStarting(t *testing.T) {
+// TestNoHalfStartedServerSurvivesItsParent, which is killed at moments all over the start.
+func TestNoHalfStartedServerSurvivesItsParent(t *testing.T) {
 	onOne(t, func(t *testing.T, b Binary) {
 		start(t, b) // so that the template is there
 		t.Setenv("TMPDIR", t.TempDir())
