@@ -168,8 +168,8 @@ func TestTheExitStatusTellsUnseenFromNobody(t *testing.T) {
 	})
 }
 
-// TestBesideWhatCannotBeListed: no command depends on the texts that other connections run.
-func TestBesideWhatCannotBeListed(t *testing.T) {
+// TestNoCommandDependsOnTheTextsOfOthers, which other connections run.
+func TestNoCommandDependsOnTheTextsOfOthers(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		s.Neighbours()
 		for _, args := range [][]string{nil, {"--shared"}, {"--slots", "2"}} {

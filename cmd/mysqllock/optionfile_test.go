@@ -111,9 +111,9 @@ func equal(a, b mysql.Config) bool {
 	return a.User == b.User && a.Passwd == b.Passwd && a.Net == b.Net && a.Addr == b.Addr && a.DBName == b.DBName && a.Timeout == b.Timeout
 }
 
-// TestOptionFileTLS: what the ssl options mean, to a server whose certificate is
-// known, or not, and is for its name, or not.
-func TestOptionFileTLS(t *testing.T) {
+// TestSSLOptionsOfAnOptionFileMeanWhatTheyDoInMySQL, to a server whose certificate is known, or not, and is for its
+// name, or not.
+func TestSSLOptionsOfAnOptionFileMeanWhatTheyDoInMySQL(t *testing.T) {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")

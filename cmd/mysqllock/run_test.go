@@ -37,7 +37,7 @@ func TestRunPassesOutputAndStatusThrough(t *testing.T) {
 	})
 }
 
-func TestRunExitCodes(t *testing.T) {
+func TestRunSaysByItsStatusWhatWentWrong(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		dbtest.OK(t, os.WriteFile(s.file("text"), []byte("no program"), 0o755))
 		dbtest.OK(t, os.WriteFile(s.file("private"), nil, 0o644))
@@ -302,8 +302,8 @@ func TestTheGraceEndsBeforeTheLeaseDoes(t *testing.T) {
 	dbtest.Equal(t, "with a lock that is no lease: %v", grace(30*time.Second, time.Time{}), 0)
 }
 
-// TestRunFlagsAfterKey: flags may stand on either side of the key; what is wrong there is said.
-func TestRunFlagsAfterKey(t *testing.T) {
+// TestFlagsOfRunMayStandOnEitherSideOfTheKey; what is wrong there is said.
+func TestFlagsOfRunMayStandOnEitherSideOfTheKey(t *testing.T) {
 	onOneServer(t, func(t *testing.T, s *scratch) {
 		out := s.command("run", "k", "--ttl", "30s", "-n", "--", "sh", "-c", `echo $MYSQLLOCK_KEY "$1"`, "sh", "--ttl").start().must(0)
 		dbtest.Equal(t, "the command writes %q", out, "k --ttl\n")

@@ -163,9 +163,9 @@ func TestTopTellsLocksByTheClassOfTheirKeys(t *testing.T) {
 	})
 }
 
-// TestBehindCrashedHolder: the first waiter behind a lease whose holder has crashed waits for nothing in the
-// server, so MariaDB does not show it by default. Nobody is told that nobody waits.
-func TestBehindCrashedHolder(t *testing.T) {
+// TestNobodyIsToldThatNobodyWaitsBehindACrashedHolder: the first waiter behind its lease waits for nothing in the
+// server, so MariaDB does not show it by default.
+func TestNobodyIsToldThatNobodyWaitsBehindACrashedHolder(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		holder := s.hold("holder", "k", "--ttl", "10m")
 		dbtest.Equal(t, "it says %q", s.says("holder"), "1\n")

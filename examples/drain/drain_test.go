@@ -222,9 +222,8 @@ func (b board) processes(t *testing.T, tool string) (sum int) {
 	return sum
 }
 
-// TestTaskThatFails: a task that always fails is given up, and one that fails once is done. The
-// others are run once.
-func TestTaskThatFails(t *testing.T) {
+// TestATaskThatAlwaysFailsIsGivenUp, and one that fails once is done. The others are run once.
+func TestATaskThatAlwaysFailsIsGivenUp(t *testing.T) {
 	const poison, once = 7, 15
 	onTools(t, func(t *testing.T, b board, tool string) {
 		if tool == withoutClause {
@@ -258,9 +257,8 @@ func TestTaskThatFails(t *testing.T) {
 	})
 }
 
-// TestWorkerThatCrashes: if a worker's transaction ends in the middle, it has tried nothing, and
-// other workers do its tasks.
-func TestWorkerThatCrashes(t *testing.T) {
+// TestAWorkerThatCrashesHasTriedNothing: its transaction ends in the middle, and other workers do its tasks.
+func TestAWorkerThatCrashesHasTriedNothing(t *testing.T) {
 	crashes := map[string]func(b board, exec exec, cancel func()) error{
 		"its connection is killed": func(_ board, exec exec, _ func()) error { return exec("KILL CONNECTION_ID()") },
 		"its context ends": func(_ board, _ exec, cancel func()) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock/examples/internal/testshop"
 )
 
-func TestSellByVersion(t *testing.T) { testshop.Run(t, testSellByVersion) }
+func TestNoSaleByVersionIsLost(t *testing.T) { testshop.Run(t, testSellByVersion) }
 
 func testSellByVersion(t *testing.T, shop *testshop.Shop) {
 	for name, params := range map[string]string{"changed rows": "", "found rows": "?clientFoundRows=true"} {

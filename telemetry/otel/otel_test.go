@@ -161,7 +161,7 @@ func TestALockHasThreeSpansBeneathTheCallers(t *testing.T) {
 	}
 }
 
-func TestSpansOfFailure(t *testing.T) {
+func TestSpansOfAFailureSayWhy(t *testing.T) {
 	r := record(t, tempserver.Require(t)[0], lockotel.Options{})
 	held, err := mysqllock.Acquire(context.Background(), r.db, "secret")
 	dbtest.OK(t, err)

@@ -187,9 +187,8 @@ func TestARenewalLiesBeneathTheSpanOfItsHold(t *testing.T) {
 	dbtest.Soon(t, "the renewal beneath the span of the hold", func() bool { return r.tree(parent).has("hold lock", "renew") })
 }
 
-// TestSpansOfSeveral: a statement for several locks lies beneath the first and is linked to
-// the others.
-func TestSpansOfSeveral(t *testing.T) {
+// TestAStatementForSeveralLocksIsLinkedToEach: it lies beneath the first and is linked to the others.
+func TestAStatementForSeveralLocksIsLinkedToEach(t *testing.T) {
 	var statements sqlmw.Interceptor
 	r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{}, func(locks *lockotel.Observer) mysqllock.Config {
 		statements = locks.Statements()
@@ -258,8 +257,8 @@ func (b *broken) ConnExecContext(ctx context.Context, conn driver.ExecerContext,
 	return b.NullInterceptor.ConnExecContext(ctx, conn, text, args)
 }
 
-// TestBrokenSessionSpan: a lock that is asked for anew, because its session was broken, has one span.
-func TestBrokenSessionSpan(t *testing.T) {
+// TestALockThatIsAskedForAnewHasOneSpan: its session was broken.
+func TestALockThatIsAskedForAnewHasOneSpan(t *testing.T) {
 	var fault broken
 	r := recordWith(t, tempserver.Require(t)[0], lockotel.Options{}, nested(&fault))
 	dbtest.OK(t, mysqllock.Do(context.Background(), r.db, "k", func(context.Context) error { return nil }))

@@ -126,10 +126,10 @@ func TestEachAlertFiresOnlyWhenItShould(t *testing.T) {
 	}
 }
 
-// TestAlertWhenExhausted: with any maxConns, the rule for the budget sees all of it used when a
-// caller gets ErrExhausted, whatever the driver has kept connections for. So does the rule for
-// that error, from the first time on.
-func TestAlertWhenExhausted(t *testing.T) {
+// TestTheAlertsSeeThatTheBudgetIsExhausted: with any maxConns, the rule for the budget sees all of it used when a
+// caller gets ErrExhausted, whatever the driver has kept connections for. So does the rule for that error, from the
+// first time on.
+func TestTheAlertsSeeThatTheBudgetIsExhausted(t *testing.T) {
 	for _, maxConns := range []int{5, 6, 8, 10} {
 		db, registry := open(t, tempserver.Require(t)[0], maxConns)
 		experience(t, db) // with a lease

@@ -96,9 +96,8 @@ func (p *server) get(path, query string, data any) error {
 	return nil
 }
 
-// TestDashboardInPrometheus: each query of the dashboard has an answer, and each alert is
-// evaluated without an error.
-func TestDashboardInPrometheus(t *testing.T) {
+// TestEachQueryOfTheDashboardHasAnAnswerInPrometheus, and each alert is evaluated without an error.
+func TestEachQueryOfTheDashboardHasAnAnswerInPrometheus(t *testing.T) {
 	db, registry := open(t, tempserver.Require(t)[0], 12)
 	experience(t, db)
 	p := scraped(t, registry)

@@ -116,7 +116,7 @@ func TestSessionsAndWaitersAreExported(t *testing.T) {
 	dbtest.Equal(t, "%v still wait", value("waiters"), 0)
 }
 
-func TestStatsOfAnotherDriver(t *testing.T) {
+func TestStatsOfAnotherDriverAreRefused(t *testing.T) {
 	db, err := sql.Open("mysql", "/")
 	dbtest.OK(t, err)
 	defer db.Close()
