@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -485,16 +486,18 @@ func TestReleaseUnderAStatementSaysThatItsTransactionIsOpen(t *testing.T) {
 		db := s.open()
 		h := stock.Acquire(t, db, "k")
 		tx := dbtest.Begin(t, h.Context(), db)
-		done := make(chan error, 1)
+		done, writes := make(chan error, 1), make(chan struct{})
 		go func() {
+			begins := sync.OnceFunc(func() { close(writes) })
 			for {
 				if _, err := tx.Exec("UPDATE p SET stock = 1 WHERE id = 1"); err != nil {
 					done <- err
 					return
 				}
+				begins()
 			}
 		}()
-		time.Sleep(10 * time.Millisecond)
+		<-writes
 		if err := h.Release(); err == nil || !strings.Contains(err.Error(), "still open") {
 			t.Errorf("Release with a transaction open: %v", err)
 		}

@@ -666,6 +666,7 @@ func TestCloseEndsWhileUnitsAskForMoreKeys(t *testing.T) {
 		for range 3 {
 			db := s.open()
 			var asking sync.WaitGroup
+			var asked atomic.Int32
 			for i := range 16 {
 				hold, err := mysqllock.Acquire(context.Background(), db, fmt.Sprintf("hold %d", i))
 				dbtest.OK(t, err)
@@ -675,10 +676,11 @@ func TestCloseEndsWhileUnitsAskForMoreKeys(t *testing.T) {
 						if _, err := db.ExecContext(ctx, "DO 1"); err != nil {
 							return
 						}
+						asked.Add(1)
 					}
 				})
 			}
-			time.Sleep(20 * time.Millisecond)
+			dbtest.Soon(t, "they ask", func() bool { return asked.Load() >= 16 })
 			closed := make(chan struct{})
 			go func() {
 				_ = db.Close()

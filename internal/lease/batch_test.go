@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -291,7 +292,9 @@ func TestALateAnswerToSeveralRequestsGrantsNone(t *testing.T) {
 		var arrive func()
 		got := l.together(func() { arrive = l.tap.Stall("COMMIT") }, dbtest.Limited(t), all...)
 		dbtest.Soon(t, "they are granted", func() bool { return s.row(all[2].Key).token == 2 })
-		time.Sleep(1100 * time.Millisecond)
+		dbtest.Soon(t, "they are over", func() bool {
+			return !slices.ContainsFunc(all, func(r Request) bool { return s.row(r.Key).live })
+		})
 		arrive()
 		refused(t, got, lockerr.ErrNoAnswer)
 		for _, r := range all {

@@ -133,7 +133,7 @@ func TestALateLeaseBehindARowLockIsNotGranted(t *testing.T) {
 		failed := l.asking(dbtest.Limited(t), r)
 		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == before+1 })
 		tx := s.lockRow("k")
-		time.Sleep(1100 * time.Millisecond) // it is over
+		dbtest.Soon(t, "it is over", func() bool { return !s.row("k").live })
 		arrive()
 		dbtest.Is(t, "it ended", <-failed, lockerr.ErrNoAnswer)
 		dbtest.OK(t, tx.Rollback())

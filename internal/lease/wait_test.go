@@ -79,10 +79,12 @@ func TestWaitersWithoutAConnectionLook(t *testing.T) {
 			a, b := s.locker(setup{max: most}), s.locker(setup{max: most})
 			lease := a.acquire(request("k"))
 			var passed []<-chan error
+			sent := b.tap.Texts()
 			for range 3 {
 				passed = append(passed, b.pass(dbtest.Limited(t), waiting("k", 25*time.Second)))
 			}
-			time.Sleep(400 * time.Millisecond)
+			b.inQueue("k", 2)
+			dbtest.Soon(t, "the first looks", func() bool { return count(sent(), "INSERT") > 0 })
 			// Others are not held up.
 			begin := time.Now()
 			dbtest.OK(t, b.acquire(request("j")).Release())

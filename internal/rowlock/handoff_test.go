@@ -118,7 +118,9 @@ func awaitQueue(t *testing.T, db *sql.DB, n int) {
 		now, err := mysqllock.Stats(db)
 		return err == nil && now.Waiters == n
 	})
-	time.Sleep(100 * time.Millisecond) // they count as waiters a moment before they are in the queue
+	// They count a moment before they are in the queue, and who is in there nobody outside of the handle can ask. One
+	// that is late locks the key for itself, so that a test sees a statement more, or another connection.
+	time.Sleep(100 * time.Millisecond)
 }
 
 // passes reports whether a packet commits and locks the key for the next caller.
@@ -619,7 +621,7 @@ func TestACallerThatWouldNotWaitWaitsForACleanUp(t *testing.T) {
 				_ = mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { time.Sleep(time.Millisecond); return nil })
 			})
 		}
-		time.Sleep(50 * time.Millisecond) // some of them have been refused by then, and wait again
+		time.Sleep(50 * time.Millisecond) // so that some are refused, and wait again: which of the two they wait for nobody tells
 		dbtest.OK(t, hold.Release())
 		all.Wait()
 		dbtest.Soon(t, "no session is in use", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.InUse == 0 })

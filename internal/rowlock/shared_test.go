@@ -191,7 +191,8 @@ func TestASharedLockExcludesWhoeverWantsTheKeyAlone(t *testing.T) {
 				end()
 				close(granted)
 			}()
-			time.Sleep(50 * time.Millisecond)
+			look := s.Connect()
+			dbtest.Soon(t, "it waits", func() bool { return b.queue.Waiting("k") > 0 || s.waiters(look) > 0 })
 			began := time.Now()
 			end()
 			t.Logf("granted %v after the writer", (<-granted).Sub(began))
@@ -459,7 +460,7 @@ func TestLeasesAndThoseWhoShareAKeyExcludeEachOther(t *testing.T) {
 			}
 			granted <- tx
 		}()
-		time.Sleep(50 * time.Millisecond)
+		dbtest.Soon(t, "it waits", func() bool { st, err := mysqllock.Stats(other); return err == nil && st.Waiters == 1 })
 		dbtest.OK(t, h.Release())
 		tx := <-granted
 		err = stock.Told(func() error {

@@ -134,7 +134,7 @@ func TestAWaiterForAllSlotsGetsTheOneThatComesFree(t *testing.T) {
 				end()
 				close(granted)
 			}()
-			time.Sleep(70 * time.Millisecond)
+			s.waitsInServer(1)
 			free := time.Now()
 			ends[1]()
 			longest = max(longest, (<-granted).Sub(free))

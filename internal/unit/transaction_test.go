@@ -108,7 +108,7 @@ func TestEveryLockedTransactionHasAnIdleLimit(t *testing.T) {
 		check("first", first)
 		waiter := make(chan *sql.Tx)
 		go func() { waiter <- begin(lockctx.With(dbtest.Limited(t), "k"), nil) }()
-		time.Sleep(100 * time.Millisecond)
+		dbtest.Soon(t, "it waits", func() bool { st, err := mysqllock.Stats(db); return err == nil && st.Waiters == 1 })
 		dbtest.OK(t, first.Commit())
 		check("waited", <-waiter)
 		check("with an isolation level", begin(lockctx.With(dbtest.Limited(t), "k2"), &sql.TxOptions{Isolation: sql.LevelReadCommitted}))
