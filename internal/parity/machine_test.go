@@ -21,16 +21,17 @@ import (
 
 // machine runs programs on one handle.
 type machine struct {
-	db     *sql.DB
-	name   string            // of the database
-	names  *strings.Replacer // of databases and the like, in texts
-	hides  *strings.Replacer // the same in what is seen
-	locks  bool              // the handle is ours
-	hidden bool              // nobody asks a connection whether it is gone before it goes back to the pool
-	stale  bool              // such a one may be there
-	short  time.Duration     // for a step that is to be out of time
-	actors [actors]actor
-	seen   []string
+	db        *sql.DB
+	name      string            // of the database
+	names     *strings.Replacer // of databases and the like, in texts
+	hides     *strings.Replacer // the same in what is seen
+	locks     bool              // the handle is ours
+	hidden    bool              // nobody asks a connection whether it is gone before it goes back to the pool
+	stale     bool              // such a one may be there
+	cancelled bool              // the program has cancelled a transaction
+	short     time.Duration     // for a step that is to be out of time
+	actors    [actors]actor
+	seen      []string
 }
 
 // actor is one who takes steps.
@@ -95,7 +96,9 @@ var sentinels = []error{
 
 // begin begins a program.
 func (m *machine) begin(p program, number int) {
-	m.seen = nil
+	m.seen, m.cancelled = nil, false
+	m.stale = m.stale || m.hidden // what the program before has left on a connection counts beneath a wrapper that hides its end
+	m.purge()
 	for i := range m.actors {
 		m.actors[i] = actor{table: fmt.Sprintf("t%d", i), key: fmt.Sprintf("k%d", i), name: fmt.Sprintf("s%d_%d", i, number), lock: locks[p.locks[i]]}
 		m.actors[i].renew(m)
@@ -282,10 +285,10 @@ func (m *machine) step(s step) error {
 		late, done := context.WithTimeout(ctx, m.short)
 		defer done()
 		if s.do == "exec out of time" {
-			res, err := on.ExecContext(late, "DO SLEEP(0.4)")
+			res, err := on.ExecContext(late, m.sleep("DO"))
 			return cmp.Or(m.unsent(a, err), m.result(res, err))
 		}
-		rows, err := on.QueryContext(late, "SELECT SLEEP(0.4)")
+		rows, err := on.QueryContext(late, m.sleep("SELECT"))
 		return cmp.Or(m.unsent(a, err), m.rows(rows, err, -1))
 	case "kill":
 		if !isOwn {
@@ -329,6 +332,11 @@ func (m *machine) unsent(a *actor, err error) error {
 	return errRefused
 }
 
+// sleep is a statement that is out of time while it runs.
+func (m *machine) sleep(verb string) string {
+	return fmt.Sprintf("%s SLEEP(%.2f)", verb, 0.3+2*m.short.Seconds())
+}
+
 // purge takes connections out of the pool that are gone.
 func (m *machine) purge() {
 	if m.hidden && m.stale {
@@ -369,6 +377,7 @@ func (m *machine) endTx(a *actor, how string) (err error) {
 			err = nil
 		}
 	default:
+		m.cancelled = true
 		a.cancelTx()
 		_ = tx.Rollback() // after database/sql's own, which it waits for
 		a.renew(m)
@@ -479,6 +488,8 @@ func (m *machine) fails(err error) error {
 		m.see(isGone)
 	case errors.Is(err, context.DeadlineExceeded):
 		m.see("error: out of time")
+	case m.cancelled && (errors.Is(err, sql.ErrTxDone) || err.Error() == "sql: statement is closed"):
+		m.see("error: it has ended") // database/sql closes the statements of a cancelled transaction a moment after it has said so
 	default:
 		m.see("error: %v", err)
 	}
