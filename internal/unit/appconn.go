@@ -15,33 +15,32 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// appConn is a real connection of the application's, with what is known of it.
+// appConn is a real connection of the application, with all that the driver knows of its state.
 //
-// With a budget (maxConns) a Conn has one only while it needs it: from the first call
-// that does until database/sql puts the Conn back, at the end of a statement and its rows,
-// of a sql.Tx or of a sql.Conn.
-// Then the appConn goes into the handle's pool, and with it all that is known of the
-// connection. Meanwhile the Conn has an empty appConn: that of a connection on which nothing
-// has happened.
+// With a budget (maxConns) a Conn has a real connection only while it needs one: from the first call
+// that needs it until database/sql puts the Conn back, at the end of a statement and its rows, of a
+// sql.Tx or of a sql.Conn. Then the appConn goes into the handle's pool together with its connection.
+// Until the next such call the Conn has an empty appConn, which is that of a connection on which
+// nothing has happened.
 type appConn struct {
-	link  *pool.Conn   // nil: there is none
-	texts texts        // what plain SQL text has done here
-	left  sqltext.Left // what statements have left here
-	bad   atomic.Bool  // must not be used again
+	link  *pool.Conn   // nil if the appConn is empty
+	texts texts        // what plain SQL text has done on the connection
+	left  sqltext.Left // what statements have left on the connection
+	bad   atomic.Bool  // the connection must not be used again
 	stmts statements
 }
 
-// pristine reports whether the connection is like a new one.
+// pristine reports whether nothing distinguishes the connection from a new one.
 func (ac *appConn) pristine() bool {
 	return ac.texts.state == sqltext.Idle && ac.texts.session == 0 && ac.texts.next == 0 &&
 		ac.left.String() == "" && !ac.left.UserVariables()
 }
 
-// inTransaction reports whether plain SQL text has a transaction open for sure.
+// inTransaction reports whether plain SQL text has certainly a transaction open.
 func (ac *appConn) inTransaction() bool { return ac.texts.state&sqltext.Idle == 0 }
 
-// knownState makes sure of the connection's state: if the texts leave it possible
-// that something is open, the server is asked.
+// knownState returns the state of the connection. If the texts leave open whether a transaction is
+// open, knownState asks the server.
 func (ac *appConn) knownState(ctx context.Context) (sqltext.State, error) {
 	state := ac.texts.state
 	if state == sqltext.Idle {
@@ -59,8 +58,8 @@ func (ac *appConn) knownState(ctx context.Context) (sqltext.State, error) {
 	return known, nil
 }
 
-// levels returns the isolation levels of statements outside of transactions: where the texts leave all of them
-// possible, the server is asked.
+// levels returns the isolation levels that statements outside of transactions may have. If the texts
+// leave all levels possible, levels asks the server.
 func (ac *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
 	if ac.texts.session != sqltext.AnyLevel {
 		return ac.texts.session, nil
@@ -72,8 +71,8 @@ func (ac *appConn) levels(ctx context.Context, l *handle.Locks) (sqltext.Levels,
 	return ac.askLevels(ctx, l)
 }
 
-// askLevels asks the server for the isolation level of the connection, whose turn the
-// caller has.
+// askLevels asks the server for the isolation level of the connection. The caller has the
+// connection's turn.
 func (ac *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Levels, error) {
 	rows, err := server.Query(ctx, ac.link.Conn, server.Ask(l.Info().IsolationVariable()))
 	if err != nil {
@@ -85,42 +84,43 @@ func (ac *appConn) askLevels(ctx context.Context, l *handle.Locks) (sqltext.Leve
 	return ac.texts.session, nil
 }
 
-// noteLeft notes what a statement has left.
+// noteLeft notes what a statement has left on the connection.
 func (ac *appConn) noteLeft(text string, info sqltext.Info, query bool, err error) {
 	ac.left.Note(text, info, query, err)
 	ac.stmts.stale = ac.stmts.stale || info.Taints
 }
 
-// statements are what is prepared on an appConn for light connections, or on a session.
+// statements are the statements that are prepared on one connection: on a session, or on that of an
+// appConn for light connections.
 type statements struct {
-	kept []*keptStmt // by their texts, the one used last at the end
-	// stale: what is kept was prepared before a statement that taints. A text means something else
-	// after USE or SET, but what is prepared does not; and the text of CALL does not show what a
-	// procedure has set.
+	kept []*keptStmt // found by their texts; the one used last is at the end
+	// stale: a statement that taints the connection has run since the kept ones were prepared, so they
+	// are prepared again. After USE or SET a text means something else, but a prepared statement
+	// keeps its old meaning. The text of CALL does not show what its procedure has set.
 	stale bool
-	own   []*baseStmt // to be closed with their users
+	own   []*baseStmt // each of one Stmt, which closes it; the others are closed when the connection goes back
 }
 
-// baseStmt is a statement of the base driver's, as a Stmt has it.
+// baseStmt is a prepared statement of the base driver, as a Stmt has it.
 type baseStmt struct {
-	base driver.Stmt // nil where it is prepared again for each use
+	base driver.Stmt // nil if the statement is prepared again for each use
 	at   *appConn    // where base is prepared
 }
 
-// keptStmt is a statement that callers of the same text share, if their arguments are of the
-// same types: the server keeps the types of the first arguments with the statement, and
-// converts later ones to these.
+// keptStmt is a prepared statement that callers of the same text share, if their arguments have the
+// same types: the server keeps the types of the first arguments with the statement, and converts
+// later arguments to them.
 type keptStmt struct {
 	text  string
-	types string // of its arguments, as typesOf tells; "" before it has run, or without any
+	types string // types of its arguments, as typesOf returns them; "" before it has run, or without arguments
 	stmt  driver.Stmt
 }
 
 // maxStmts is how many statements stay prepared on a connection.
 const maxStmts = 64
 
-// find returns the statement that is prepared for text, and has run with no other types of
-// arguments, or not yet; nil if none is.
+// find returns the statement that is kept for text and has run with arguments of these types, or has
+// not run yet; nil if there is none. types is "" if any will do.
 func (s *statements) find(text, types string) driver.Stmt {
 	for i := len(s.kept) - 1; i >= 0; i-- {
 		if k := s.kept[i]; k.text == text && (k.types == types || k.types == "" || types == "") {
@@ -133,8 +133,8 @@ func (s *statements) find(text, types string) driver.Stmt {
 	return nil
 }
 
-// keep notes a statement. The one that was not used for the longest time is closed when
-// there are too many.
+// keep adds a statement. If there are too many, keep closes the one that was not used for the longest
+// time.
 func (s *statements) keep(on driver.Conn, text, types string, stmt driver.Stmt) {
 	if len(s.kept) == maxStmts {
 		basedriver.CloseStmt(on, s.kept[0].stmt)
@@ -143,7 +143,7 @@ func (s *statements) keep(on driver.Conn, text, types string, stmt driver.Stmt) 
 	s.kept = append(s.kept, &keptStmt{text, types, stmt})
 }
 
-// typesOf has a letter for each argument: for what the protocol tells the server of its type.
+// typesOf returns a letter for each argument: what the protocol tells the server of its type.
 func typesOf(args []driver.NamedValue) string {
 	types := make([]byte, len(args))
 	for i, arg := range args {
@@ -165,7 +165,7 @@ func typesOf(args []driver.NamedValue) string {
 	return string(types)
 }
 
-// closeKept closes what is kept.
+// closeKept closes the kept statements.
 func (s *statements) closeKept(on driver.Conn) {
 	for _, k := range s.kept {
 		basedriver.CloseStmt(on, k.stmt)
@@ -173,23 +173,23 @@ func (s *statements) closeKept(on driver.Conn) {
 	s.kept, s.stale = nil, false
 }
 
-// closeOwn closes the statements of users that have not.
+// closeOwn closes the statements that their Stmts have not closed.
 func (s *statements) closeOwn(on driver.Conn) {
 	for _, own := range s.own {
 		basedriver.CloseStmt(on, own.base)
-		own.at = nil // the same Conn may be here again
+		own.at = nil // the same Conn may get this connection again
 	}
 	s.own = nil
 }
 
-// prepared returns a statement that stays prepared on the connection, for arguments of these
-// types: "" if they are not known yet.
+// prepared returns a statement that stays prepared on the connection, for arguments of these types.
+// types is "" if they are not known yet.
 func (ac *appConn) prepared(ctx context.Context, text, types string) (driver.Stmt, error) {
 	return ac.stmts.prepared(ctx, ac.link.Conn, text, types)
 }
 
-// prepared returns a statement that stays prepared on the connection on, as [appConn.prepared] does. If the server
-// has too many of all connections, those of this one are closed.
+// prepared is [appConn.prepared] on the connection on. If the server says that all connections
+// together have too many prepared statements, prepared closes those of this connection and tries again.
 func (s *statements) prepared(ctx context.Context, on driver.Conn, text, types string) (driver.Stmt, error) {
 	if s.stale {
 		s.closeKept(on)
@@ -208,7 +208,7 @@ func (s *statements) prepared(ctx context.Context, on driver.Conn, text, types s
 	return stmt, err
 }
 
-// statementsOf are those that stay prepared on a session.
+// statementsOf returns the statements that stay prepared on a session.
 func statementsOf(link *pool.Conn) *statements {
 	s, ok := link.State.(*statements)
 	if !ok {
@@ -218,31 +218,30 @@ func statementsOf(link *pool.Conn) *statements {
 	return s
 }
 
-// again has a statement that was prepared for any connection run as it is prepared on s.
+// again prepares st on this connection: st was prepared for any connection, and is about to run here.
 func (ac *appConn) again(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = ac.link.Conn
 	st.Stmt, err = ac.prepared(ctx, st.Text, typesOf(st.Args))
 	return err
 }
 
-// texts is what is known of a connection from the plain SQL texts that have run on
-// it: they begin and end transactions that the driver has not begun, and set
-// isolation levels.
+// texts is what the driver knows of a connection from the plain SQL texts that have run on it. Such
+// texts begin and end transactions that the driver has not begun, and set isolation levels.
 type texts struct {
 	state   sqltext.State  // autocommit, and whether a transaction is open
-	sure    bool           // state knows how the connection began
-	session sqltext.Levels // that transactions have from now on; 0 for those of a new connection
-	next    sqltext.Levels // that the next transaction has in place of them; 0 for none
+	sure    bool           // state takes into account whether the connection began in autocommit
+	session sqltext.Levels // isolation levels of transactions from now on; 0 for those of a new connection
+	next    sqltext.Levels // levels of the next transaction, in place of session; 0 for none
 }
 
-// What BeginTx does to the state of a connection, and Commit and Rollback.
+// beginEffect and endEffect are what BeginTx, and Commit and Rollback, do to the state of a connection.
 var (
 	beginEffect = sqltext.Look("BEGIN").Effect
 	endEffect   = sqltext.Look("COMMIT").Effect
 )
 
-// note remembers what a text that has run on the connection has done. A query may
-// have further results, and nobody knows yet whether their statements run.
+// note remembers what a text has done that has run on the connection. After a query that is not
+// certain: it may have further results, and nobody knows yet whether their statements run.
 func (t *texts) note(info sqltext.Info, query bool, err error) {
 	if errors.Is(err, driver.ErrSkip) { // nothing has run
 		return
@@ -256,9 +255,9 @@ func (t *texts) note(info sqltext.Info, query bool, err error) {
 	case info.Next != 0:
 		t.next = info.Next
 	case does && whole && sqltext.Idle.After(info.Effect) == sqltext.Open:
-		t.next = 0 // that was it
+		t.next = 0 // the transaction that it was for has begun
 	case t.next != 0:
-		t.next = sqltext.AnyLevel // that may have been the transaction which it was for
+		t.next = sqltext.AnyLevel // the transaction that it was for may have begun
 	}
 	if info.Session != 0 {
 		t.session = info.Session
@@ -271,7 +270,7 @@ func (t *texts) note(info sqltext.Info, query bool, err error) {
 	}
 }
 
-// ran notes the effect of what has run, wholly or not.
+// ran notes the effect of a text. whole: all of the text has run; else perhaps only a part.
 func (t *texts) ran(e sqltext.Effect, whole bool) {
 	if whole {
 		t.state = t.state.After(e)
@@ -280,11 +279,11 @@ func (t *texts) ran(e sqltext.Effect, whole bool) {
 	}
 }
 
-// begins returns the isolation levels of a transaction that begins now with opts. 0
-// stands for those of a new connection.
+// begins returns the isolation levels of a transaction that begins now with opts; 0 stands for those
+// of a new connection.
 //
-// A statement that reads a table, and comes before the transaction, uses up those that
-// are for one transaction only: between says that there is one.
+// Levels may be set for the next transaction only. A statement that reads a table uses them up if it
+// comes before the transaction: between says that there is such a statement.
 func (t *texts) begins(opts driver.TxOptions, between bool) sqltext.Levels {
 	next := t.next
 	t.next = 0
@@ -321,15 +320,15 @@ func askState(ctx context.Context, base driver.Conn) (sqltext.State, error) {
 	switch stays, err := savepointStays(ctx, base); {
 	case err == nil && !stays:
 		return sqltext.Idle, nil
-	case err == nil || server.Number(err) != 0: // as in an XA transaction that has ended and is to be prepared
+	case err == nil || server.Number(err) != 0: // it refuses a savepoint in an XA transaction that has ended and is to be prepared
 		return sqltext.Open, nil
 	default:
 		return 0, err
 	}
 }
 
-// savepointStays reports whether a savepoint outlives its statement, as it does in a
-// transaction only.
+// savepointStays reports whether a savepoint outlives its statement. In a transaction it does, outside
+// of one it does not.
 func savepointStays(ctx context.Context, base driver.Conn) (bool, error) {
 	for _, text := range []string{"SAVEPOINT mysqllock_open", "RELEASE SAVEPOINT mysqllock_open"} {
 		if err := server.Exec(ctx, base, text); err != nil {

@@ -17,18 +17,18 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// opening says what a unit of work is opened for. Unless end ends it, its caller does, with a
-// connection of database/sql in its hand meanwhile.
+// opening says for what a unit of work is opened. Where end is nil the caller ends the unit, and has a
+// connection of database/sql in its hand until then.
 type opening struct {
-	op   string // in errors
+	op   string // the operation that errors name
 	opts driver.TxOptions
-	end  context.Context      // ends it at the latest; nil in a transaction of BeginTx, and for one statement
-	hold *outerHold           // owns it; nil for none
-	with *statement.Statement // it begins with this one, which may go out with the lock; nil for none
+	end  context.Context      // ends the unit at the latest; nil in a transaction of BeginTx, and for one statement
+	hold *outerHold           // the hold that owns the unit; nil for none
+	with *statement.Statement // the unit's first statement, which may go out with the lock; nil for none
 }
 
-// open opens a unit of work on a session, with what p asks for. What lies outside of the transaction is taken
-// first.
+// open opens a unit of work on a session, with the locks that p asks for. First it takes those that
+// lie outside of the transaction.
 func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
 	defer func() { p.refused(ctx, cs.handle, err) }()
 	if o.hold != nil {
@@ -62,7 +62,8 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 	return at.open(ctx)
 }
 
-// levelsOf are the isolation levels that a transaction with opts may have; 0 for those of a new connection.
+// levelsOf returns the isolation levels that a transaction with opts may have; 0 stands for those of a
+// new connection.
 func levelsOf(opts driver.TxOptions) sqltext.Levels {
 	switch opts.Isolation {
 	case 0: // sql.LevelDefault
@@ -80,12 +81,12 @@ type opener struct {
 	*ctxState
 	p *plan
 	opening
-	levels sqltext.Levels // of isolation
-	link   *pool.Conn     // whose turn the caller has; nil while there is none
-	last   *lastWrite     // went out with the lock; nil if nothing did
+	levels sqltext.Levels // isolation levels that the transaction may have
+	link   *pool.Conn     // the session, whose turn the caller has; nil while there is none
+	last   *lastWrite     // the write that went out with the lock and with COMMIT; nil for none
 }
 
-// connect takes a session. blocks: the caller is about to wait in the server on it.
+// connect takes a session. blocks: the caller is about to wait for a lock in the server, on this session.
 func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
 	wait := o.handle.Wait(o.p.h)
 	if o.handle.Bounded() && o.p.inTransaction() {
@@ -100,22 +101,24 @@ func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err er
 // Get takes a session.
 func (o *opener) Get(ctx context.Context) (*pool.Conn, error) { return o.connect(ctx, false) }
 
-// BeforeWait takes another session where this one must not be kept while its caller waits.
+// BeforeWait returns the session on which the caller is to wait for the lock. If the caller must not keep
+// its session while it waits, BeforeWait gives that back and takes another one.
 func (o *opener) BeforeWait(ctx context.Context) (*pool.Conn, error) {
 	switch {
 	case !o.handle.Bounded() || o.holds(o.p.h):
 		return o.link, nil
-	case o.link != nil && o.link.Block(): // it is nil where an earlier one was given back, and none came in its place
+	case o.link != nil && o.link.Block(): // link is nil after giveBack, if no session came in its place
 		return o.link, nil
 	}
 	o.giveBack()
 	return o.connect(ctx, true)
 }
 
-// TookOver takes the session that the holder before has handed over.
+// TookOver notes the session that the previous holder has handed over.
 func (o *opener) TookOver(c *pool.Conn) { o.link = c }
 
-// Short says why there is no session now; nil where there may be one, and in a transaction of database/sql without maxConns.
+// Short returns which bound leaves no session for the caller now; nil if there may be a session. In a
+// transaction of database/sql without maxConns it is always nil.
 func (o *opener) Short() error {
 	if o.end == nil && !o.handle.Bounded() {
 		return nil
@@ -123,7 +126,7 @@ func (o *opener) Short() error {
 	return o.p.l.Short()
 }
 
-// giveBack gives the session back, if there is one.
+// giveBack gives the session back, if the opener has one.
 func (o *opener) giveBack() {
 	if o.link != nil {
 		o.link.Release()
@@ -131,9 +134,9 @@ func (o *opener) giveBack() {
 	}
 }
 
-// lender lends the session to the strategy that takes what lies outside of the transaction. It is nil where more is
-// to be done before the transaction, or in it; for a lock that may outlast the transaction; and for a version where
-// the transaction would lock what it reads.
+// lender lends the session to the strategy that takes the lock outside of the transaction. It returns
+// nil in three cases: if more is to be done before the transaction, or in it; for a lock that may outlast
+// the transaction; and for a version, if the transaction would lock what it reads.
 func (o *opener) lender() *strategy.Lender {
 	switch p := o.p; {
 	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.handle.ByCalls():
@@ -145,7 +148,7 @@ func (o *opener) lender() *strategy.Lender {
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if err := o.Short(); err != nil { // who may have the lock soon does not wait for a session
+			if err := o.Short(); err != nil { // a caller that may have the lock soon does not wait for a session
 				return nil, err
 			}
 			return o.Get(ctx)
@@ -159,7 +162,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 	p := o.p
 	if p.inTransaction() {
 		first := &p.requests[0]
-		first.Since = time.Now() // also of the tries that follow
+		first.Since = time.Now() // later tries count from here, too
 		p.asked = true
 		first.seen, _ = o.handle.Observe(ctx, first.resources...)
 	}
@@ -196,7 +199,8 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 	return u, nil
 }
 
-// try opens a transaction, with the first request of p. Inside a hold that has the key there may be none.
+// try opens a transaction with the first request of p. In a hold that has the key already, p may have
+// no request.
 func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	k, p, lent := o.handle, o.p, o.link != nil
 	own, cancel := context.WithCancel(ctx)
@@ -213,7 +217,7 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 			err = k.SetupError(p.h, lockerr.ErrClosed)
 		}
 		if lent || o.link != nil && server.Gone(err, o.link.Conn) {
-			o.link.Taint() // it has what was taken on it, or is of no use
+			o.link.Taint() // a lock was taken on the session, or the session is broken
 		}
 		o.giveBack()
 	}()
@@ -229,7 +233,7 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	if err != nil {
 		return nil, o.setup(err)
 	}
-	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // a node that is behind waits at START TRANSACTION alone, with wsrep_sync_wait=1
+	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // with wsrep_sync_wait=1 a node that is behind waits at START TRANSACTION alone
 		if err = server.Exec(own, o.link.Conn, "START TRANSACTION"); err != nil {
 			return nil, o.setup(err)
 		}
@@ -239,7 +243,8 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	return u, nil
 }
 
-// setup is err with which there is no transaction, as the caller gets it; driver.ErrBadConn to try another session.
+// setup turns err, with which no transaction could begin, into the error that the caller gets. The error
+// is driver.ErrBadConn if the caller is to try another session.
 func (o *opener) setup(err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return err
@@ -250,7 +255,7 @@ func (o *opener) setup(err error) error {
 	return o.handle.SetupError(o.p.h, err)
 }
 
-// lockFirst is try with a row lock.
+// lockFirst is try for a transaction that begins with a row lock.
 func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	k, p := o.handle, o.p
 	first := p.requests[0]
@@ -280,7 +285,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	return u, nil
 }
 
-// live has the unit end with end, or with the handle, if nothing ends it before.
+// live ends the unit with the context end, or with the handle, unless something ends it before.
 func (u *unit) live(end context.Context) {
 	u.l.Remember(u, u.endForClose)
 	u.stop = context.AfterFunc(end, u.contextEnded)

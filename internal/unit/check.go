@@ -14,9 +14,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// check returns why nothing can run in the lock context any more, or inside the
-// holds around it. A unit of work that a read has begun in a hold ends here, if the hold
-// has ended.
+// check returns why nothing more can run in the lock context, or inside the holds around it. If a hold
+// has ended, check also ends the unit of work that a read has begun in it.
 func (cs *ctxState) check(h *hint.Hint) error {
 	if cs.unit != nil && cs.unit.until != nil {
 		cs.unit.inTime()
@@ -42,7 +41,7 @@ func (cs *ctxState) check(h *hint.Hint) error {
 	return checkOuter(h)
 }
 
-// beginAgain says what to do about the error of a lock context in which nothing runs any more.
+// beginAgain adds to err, after which nothing more runs in a lock context, what to do about it.
 func beginAgain(err error) error {
 	var e *lockerr.Error
 	if !errors.As(err, &e) || errors.Is(err, lockerr.ErrClosed) || errors.Is(err, errHoldEnded) {
@@ -53,9 +52,8 @@ func beginAgain(err error) error {
 	return &told
 }
 
-// undecided returns lockerr.ErrStaleRead where st writes and a decision is outstanding, and
-// what strict mode has against it. u is the unit that it is to run in; nil where that is
-// still to begin.
+// undecided returns lockerr.ErrStaleRead if st writes and a decision is outstanding. In strict mode it
+// also returns what st lacks. u is the unit in which st is to run; nil if that is still to begin.
 func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
 	var in *relying
 	if u != nil {
@@ -77,7 +75,7 @@ func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) er
 	return cs.error(h, u, st, err)
 }
 
-// error is err of a statement that is to run in u, or in a unit that is still to begin.
+// error completes the error err of a statement that is to run in u; u is nil if that is still to begin.
 func (cs *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err error) error {
 	if u != nil {
 		return u.error(st.Op(), err)
@@ -85,9 +83,9 @@ func (cs *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err er
 	return cs.handle.Error(st.Op(), h, err)
 }
 
-// required returns why a statement under a lock lacks what strict mode asks for, if it
-// writes a table that needs a lock. Where the first write outside of a hold commits alone, and
-// so gives the lock back under which it was decided, u is only rolled back.
+// required returns what a statement under a lock lacks for strict mode, if it writes a table that needs
+// a lock. Outside of a hold the first write after a read commits alone, and so gives back the lock under
+// which the caller has decided: strict mode refuses that, too, and u can then only be rolled back.
 func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) error {
 	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
 		return nil
@@ -130,9 +128,9 @@ func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) err
 	return err
 }
 
-// keysOf returns the keys that a statement with h in u is under, sorted: those that nobody else holds
-// meanwhile, and those that others may hold, too. h is nil without a hint, u where the unit is still
-// to begin.
+// keysOf returns the keys under whose locks a statement with h in u runs, sorted: in alone those that
+// nobody else holds at the same time, in shared those that others may hold, too. h is nil without a
+// hint, u if the unit is still to begin.
 func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 	add := func(p strategy.Resource, keys ...string) {
 		if keys = append(append(keys, p.Key), p.Also...); p.Shared || p.Slots > 1 {
@@ -142,7 +140,7 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		}
 	}
 	if h != nil {
-		resources, _ := cs.handle.Resources(h) // an error is one that the statement fails with
+		resources, _ := cs.handle.Resources(h) // the statement itself fails with this error
 		for _, p := range resources {
 			add(p)
 		}
@@ -166,8 +164,8 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 	return alone, slices.DeleteFunc(slices.Compact(shared), held)
 }
 
-// What is read through one database handle, and written through another one, as GORM's
-// dbresolver does it, is under two locks, or under none.
+// errReadElsewhere and errHeldElsewhere are for programs that read through one database handle and write
+// through another one, as GORM's dbresolver does: read and write are under two locks, or under none.
 var (
 	errReadElsewhere = lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"the lock context has read through another database handle, under a lock that is another one, "+
@@ -178,7 +176,7 @@ var (
 			"read through the handle that holds it (with GORM's dbresolver by Clauses(dbresolver.Write)), or with lockctx.Without"))
 )
 
-// lost is called when a grant of the unit of work may be lost.
+// lost is called when g, a grant of the unit of work, may be lost. It ends the unit of work.
 func (cs *ctxState) lost(g *grant) {
 	cs.handle.Doubt()
 	_ = cs.take(context.Background())
@@ -189,10 +187,10 @@ func (cs *ctxState) lost(g *grant) {
 	}
 }
 
-// fail ends the unit of work, which has lost a grant.
+// fail ends the unit of work after the loss of a grant. cause is the error of what comes later.
 func (cs *ctxState) fail(cause error) {
 	if cs.until != nil {
-		cs.failed = cause // what was decided under it must not be written without it
+		cs.failed = cause // what was decided under the grant must not be written without it
 	}
 	if cs.unit != nil {
 		cs.unit.fail(cause, false)

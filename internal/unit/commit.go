@@ -13,21 +13,22 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// epilogue is what goes out with the COMMIT of a unit: in front of it what makes sure that all is still held, and behind
-// it what gives back what ends with the transaction.
+// epilogue is what goes out with the COMMIT of a unit. In front of COMMIT, statements make sure that all
+// locks are still held. Behind COMMIT, statements give back the locks that end with the transaction.
 type epilogue struct {
 	parts         []part
 	before, after []string
 }
 
-// part is that of one strategy.
+// part is what one strategy adds to an epilogue.
 type part struct {
 	strategy.Check
 	grantGroup
-	at int // in before, of the first of its statements
+	at int // index in before of the first of its statements
 }
 
-// epilogue returns what goes out with the unit's COMMIT; nil for nothing. READ ONLY there is nothing that could be written.
+// epilogue returns what goes out with the unit's COMMIT; nil for nothing. A READ ONLY transaction has
+// none, since it can write nothing.
 func (u *unit) epilogue() (*epilogue, error) {
 	if u.opts.ReadOnly {
 		return nil, nil
@@ -37,7 +38,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 		e.add(u.raiseVersions(), grantGroup{seen: u.seen})
 	}
 	for _, g := range grants {
-		if errors.Is(g.Err(), lockerr.ErrClosed) { // it was given back: of a grant that was lost, the server's answer decides
+		if errors.Is(g.Err(), lockerr.ErrClosed) { // g was given back; whether a grant was lost, the server's answer says
 			return nil, g.overError("commit")
 		}
 	}
@@ -58,7 +59,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 	return e, nil
 }
 
-// add adds a part.
+// add adds a part, unless it is empty.
 func (e *epilogue) add(check strategy.Check, of grantGroup) {
 	if len(check.Before)+len(check.After) == 0 && check.Ended == nil && check.Unsure == nil {
 		return
@@ -84,8 +85,8 @@ func (u *unit) checked() (grants []*grant) {
 	return grants
 }
 
-// raiseVersions is what makes the versions new of the rows that are locked and that others
-// compare.
+// raiseVersions returns the statement that raises versions: those of the locked rows whose versions
+// others compare.
 func (u *unit) raiseVersions() (c strategy.Check) {
 	var rows []string
 	for name, r := range u.rows {
@@ -103,7 +104,7 @@ func (u *unit) raiseVersions() (c strategy.Check) {
 	return c
 }
 
-// send commits, with all that goes out with it. refused is an error after which nothing is committed for sure.
+// send sends COMMIT with the epilogue. refused means that nothing was committed, for sure.
 func (e *epilogue) send(u *unit) (refused bool, err error) {
 	ctx := e.context()
 	answered, sent, err := u.txn.CommitWith(ctx, u.limit, e.before, e.after)
@@ -123,7 +124,7 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 			u.breakLink()
 		}
 		return false, nil
-	case answered < at && server.ReadOnlyTransactions(err): // all of the connection's are, and there is nothing that could be written
+	case answered < at && server.ReadOnlyTransactions(err): // all transactions of the connection are READ ONLY: nothing was written
 		e.ended(strategy.Failed)
 		u.compared = nil
 		return false, u.txn.Commit(u.limit)
@@ -145,7 +146,8 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 	return refused, err
 }
 
-// part returns the part that the statement at has come from, and which of its statements that is.
+// part returns the part from which the statement before[at] has come, and the index of the statement in
+// that part.
 func (e *epilogue) part(at int) (p part, of int) {
 	for _, p := range slices.Backward(e.parts) {
 		if p.at <= at && len(p.Before) > 0 {
@@ -155,7 +157,8 @@ func (e *epilogue) part(at int) (p part, of int) {
 	return part{}, 0
 }
 
-// again reports whether the statement at, which has failed with err, is to be sent again, with those behind it.
+// again reports whether the statement before[at], which has failed with err, is to be sent again together
+// with those behind it.
 func (e *epilogue) again(at int, err error) bool {
 	p, of := e.part(at)
 	return p.Again != nil && p.Again(of, err)
@@ -170,8 +173,8 @@ func (e *epilogue) ended(o strategy.Outcome) {
 	}
 }
 
-// awaitEnd returns when the server has done with a COMMIT whose answer was lost, so
-// that the grants can be given back.
+// awaitEnd waits, after the answer to a COMMIT was lost, until the server has done with the COMMIT. Then
+// the grants can be given back.
 func (e *epilogue) awaitEnd() {
 	ctx, cancel := server.Within(context.Background(), commitLimit)
 	defer cancel()
@@ -182,7 +185,7 @@ func (e *epilogue) awaitEnd() {
 	}
 }
 
-// context is that of the statements.
+// context returns the context with which the epilogue's statements are sent.
 func (e *epilogue) context() context.Context {
 	var seen []*handle.Observation
 	var resources []strategy.Resource
@@ -192,8 +195,8 @@ func (e *epilogue) context() context.Context {
 	return handle.Committing(resources, seen)
 }
 
-// grantGroup are the grants of one strategy: of other handles, too, and from before a
-// failover.
+// grantGroup are the grants that one strategy has taken. A strategy here is that of one handle and
+// server: grants of other handles, and from before a failover, are in groups of their own.
 type grantGroup struct {
 	by        strategy.Strategy
 	grants    []*grant
@@ -202,10 +205,10 @@ type grantGroup struct {
 	seen      []*handle.Observation
 }
 
-// context is that of statements which check the grants.
+// context returns the context of statements that check the grants.
 func (g grantGroup) context(ctx context.Context) context.Context { return handle.Under(ctx, g.seen...) }
 
-// byStrategy groups grants by who has taken them. Those that keep others out come first.
+// byStrategy groups grants by the strategy that has taken them. Groups that keep others out come first.
 func byStrategy(grants []*grant) (groups []grantGroup) {
 	for _, excludes := range []bool{true, false} {
 		for _, g := range grants {

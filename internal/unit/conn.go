@@ -17,49 +17,50 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Conn is one connection of the application, as database/sql uses it. Without a hint
-// every call goes straight to the base driver's connection, and what that returns goes
-// straight back. database/sql calls one method at a time.
+// Conn is one connection of the application, as database/sql uses it. Without a hint each call goes
+// straight to the base driver's connection, and its result straight back. database/sql calls one method
+// at a time.
 type Conn struct {
 	handle   *handle.Handle
 	*appConn          // the base connection
-	none     *appConn // of a light connection, while it has no real one
+	none     *appConn // the empty appConn of a light connection, used while it has no real one
 
 	tx      *Tx    // the open transaction that BeginTx has begun here
-	use     use    // what database/sql uses it for now
-	free    string // the last text that strict mode lets run without a lock
-	skipped string // the statement that was just asked for, and will be prepared
+	use     use    // what database/sql uses the connection for now
+	free    string // the last text that strict mode has let run without a lock
+	skipped string // the text for which the last call has returned driver.ErrSkip: database/sql prepares it next
 
-	leftOn *pool.Conn // of a light connection, the real one on which it has left something; nil if it has left nothing where it was last
+	leftOn *pool.Conn // the last real connection of a light one, if something was left on it; nil if not
 
-	above *handle.Wrapper // of drivers, through which database/sql uses the connection; nil for none
-	came  bool            // a call has come, while it was not known whether database/sql calls Valid through that
+	above *handle.Wrapper // the wrapper of drivers through which database/sql uses the connection; nil for none
+	came  bool            // a call came before it was known whether above passes calls of Valid on
 }
 
-// NewConn returns base as a connection of the handle k. above is the wrapper of drivers through
-// which database/sql uses it; nil for none.
+// NewConn returns a Conn of the handle k on base. above is the wrapper of drivers through which
+// database/sql uses it; nil for none.
 func NewConn(k *handle.Handle, base driver.Conn, above *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
 	return &Conn{handle: k, above: above, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
-// NewLight returns a connection that has a real one only while it needs it. The handle
-// has a budget. above is as in NewConn.
+// NewLight returns a Conn that has a real connection only while it needs one. The handle k must have a
+// budget. above is as in NewConn.
 func NewLight(k *handle.Handle, above *handle.Wrapper) *Conn {
 	c := &Conn{handle: k, above: above}
 	c.vacate()
 	return c
 }
 
-// enter begins each call of database/sql. It refuses a connection that must not be used again (a sql.Conn
-// would until it is closed): a transaction may be open there; with a budget also one beneath a wrapper of
-// drivers that is known to hide driver.Validator. first: over the pool, the call is the first of a use.
+// enter begins each call of database/sql. It refuses a connection that must not be used again, since a
+// transaction may be open on it: a sql.Conn would use it until the sql.Conn is closed. With a budget it
+// also refuses a connection beneath a wrapper of drivers that is known to hide driver.Validator.
+// first: if the call comes over the pool, it is the first call of a use.
 func (c *Conn) enter(ctx context.Context, first bool) error {
 	if c.tx != nil {
 		return nil
 	}
 	if c.above != nil && c.handle.Bounded() && !c.above.Told() {
-		if first && c.came && statement.Retried(ctx) { // it comes over the pool, so the use before is over, and Valid was not called
+		if first && c.came && statement.Retried(ctx) { // over the pool, so the use before is over, and nobody called Valid
 			c.above.Hides()
 		}
 		if err := c.above.Unusable(); err != nil {
@@ -73,8 +74,8 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 	return nil
 }
 
-// Hidden notes that the wrapper of drivers above hides driver.Validator, and returns why the connection
-// cannot be used through it, if so.
+// Hidden notes that the wrapper above hides driver.Validator. It returns why the connection cannot be
+// used through that wrapper; nil if it can.
 func (c *Conn) Hidden() error {
 	if !c.handle.Bounded() || c.above == nil {
 		return nil
@@ -92,7 +93,7 @@ func (c *Conn) direct(ctx context.Context) bool {
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool { return c.tx == nil || !c.tx.locked() }
 
-// vacate leaves c with an empty appConn.
+// vacate leaves c without a real connection, with an empty appConn.
 func (c *Conn) vacate() {
 	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
 		c.none = &appConn{texts: texts{state: sqltext.Idle}}
@@ -100,7 +101,7 @@ func (c *Conn) vacate() {
 	c.appConn = c.none
 }
 
-// need has c have a real connection.
+// need takes a real connection for c, unless c has one.
 func (c *Conn) need(ctx context.Context) error {
 	if c.link != nil {
 		return nil
@@ -108,7 +109,7 @@ func (c *Conn) need(ctx context.Context) error {
 	return c.needAs(ctx, pool.As{})
 }
 
-// needAs is need for a caller of some kind, without one.
+// needAs takes a real connection for c, which has none. as says what kind of caller asks.
 func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 	told := c.above == nil || c.above.Told()
 	if as.Prefer = c.leftOn; !told && as.Patience == 0 {
@@ -118,15 +119,15 @@ func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 	switch {
 	case err == nil:
 		c.move(link)
-	case ctx.Err() != nil: // as database/sql says it
+	case ctx.Err() != nil: // database/sql says it like this
 		return ctx.Err()
-	case !told && errors.Is(err, lockerr.ErrExhausted) && !server.Full(err): // uses may be over of which nobody tells
+	case !told && errors.Is(err, lockerr.ErrExhausted) && !server.Full(err): // uses may be over, and the wrapper hides their end
 		return c.above.Refuses()
 	}
 	return err
 }
 
-// move makes c use link, whose turn the caller has.
+// move makes link the real connection of c. The caller has the turn of link; move ends it.
 func (c *Conn) move(link *pool.Conn) {
 	link.EndTurn()
 	if c.appConn, _ = link.State.(*appConn); c.appConn == nil {
@@ -135,11 +136,11 @@ func (c *Conn) move(link *pool.Conn) {
 	}
 }
 
-// needClean is need for a statement or a transaction under the lock of h. Nothing that
-// another user has left may be on the connection: such a connection is closed, and another
-// one taken. But one that may have a transaction open, which would be lost, is refused:
-// ErrUnsafe. The wait for one ends after about wait. blocks: the caller is about to wait
-// in the server on it.
+// needClean is need for a statement or a transaction under the lock of h. The connection must not have
+// anything that another user has left: needClean closes such a connection, and takes another one. But
+// if a transaction may be open on it, that would be lost: then needClean fails with ErrUnsafe.
+// It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
+// server, on the connection.
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.link == nil {
 		as := s.asks(ctx, h, true, blocks)
@@ -163,9 +164,9 @@ func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait ti
 	return nil
 }
 
-// release gives the real connection back, if c has one, to be used by others or closed. One
-// on which plain SQL text has a transaction open stays: to others it would be theirs, and the
-// pool may close what is idle.
+// release gives the real connection back, if c has one, to be used by others or closed. If plain SQL
+// text has a transaction open on it, c keeps it: the next user would run in that transaction, and the
+// pool may close idle connections.
 func (c *Conn) release() {
 	s := c.appConn
 	if s.link == nil {
@@ -196,8 +197,9 @@ func (c *Conn) discard() {
 	}
 }
 
-// Base returns the base driver's connection: in a transaction with a lock its session. With a budget it has c have
-// one, until it is put back; nil if there is none to be had.
+// Base returns the base driver's connection; in a transaction with a lock, its session. With a budget,
+// c takes a real connection if it has none, and keeps it until database/sql puts c back. Base returns
+// nil if there is no connection to be had.
 func (c *Conn) Base() driver.Conn {
 	if !c.unlocked() && c.tx.u.state == stateOpen {
 		return c.tx.u.link.Conn
@@ -213,9 +215,9 @@ func (c *Conn) Base() driver.Conn {
 	return c.link.Conn
 }
 
-// Sample returns a connection of the base driver, which need not be that of c, and may be
-// closed or in use: for what all of them have in common. That is which interfaces they
-// have, and how they convert arguments, so that neither takes up a connection.
+// Sample returns a connection of the base driver, to look at what all of them have in common: which
+// interfaces they have, and how they convert arguments. It need not be the connection of c, and may be
+// closed or in use, so that looking takes up no connection.
 func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	if c.link != nil {
 		return c.link.Conn, nil
@@ -229,11 +231,12 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	})
 }
 
-// outside returns why what comes over this connection cannot run under a lock, if so: tables are locked on it, or a
-// transaction is open that the driver has not begun, and does not end.
+// outside returns why what comes over this connection cannot run under a lock; nil if it can. Either
+// tables are locked on the connection, or a transaction is open there that the driver has not begun,
+// and does not end.
 func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	at := c.appConn
-	if c.leftOn != nil { // its user may come back to that one alone
+	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
 		at, _ = c.leftOn.State.(*appConn)
 	}
 	if by := at.left.Locks(); by != "" {
@@ -243,7 +246,7 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 				"UNLOCK TABLES first", by)))
 	}
 	manual, known := c.handle.Manual()
-	if c.link == nil { // the connection that it will have is like a new one
+	if c.link == nil { // the connection that c gets will be like a new one
 		if !manual {
 			return nil
 		}
@@ -277,9 +280,9 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
 
-// fit returns why a query cannot run on the connection beside its lock, if so: rows are still being read from it, over
-// a sql.Conn, so that nothing is sent, and they can be read on; or a variable was set that changes what the
-// statements of a version mean: ROLLBACK, or the time.
+// fit returns why a query cannot run on the connection beside its lock; nil if it can. Over a sql.Conn,
+// rows may still be read from the connection: then fit sends nothing, so that they can be read on. Or a
+// variable was set that changes what the statements of a version mean: ROLLBACK, or the time.
 func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 	if c.link == nil {
 		return nil
@@ -296,8 +299,8 @@ func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 	return nil
 }
 
-// clean returns why versions that a unit of work remembers are of no use for what is
-// read on this connection, if so.
+// clean returns why the versions that a unit of work remembers say nothing of what is read on this
+// connection; nil if they do.
 func (c *Conn) clean(ctx context.Context, p *plan, op string) error {
 	levels, err := c.levels(ctx, p.l)
 	if err == nil {
@@ -328,13 +331,13 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return p.Ping(ctx)
 }
 
-// Reset is called before the connection is used again.
+// Reset is what database/sql calls before it uses the connection again.
 func (c *Conn) Reset(ctx context.Context) error {
 	if c.bad.Load() || c.handle.Closed() {
 		return driver.ErrBadConn
 	}
 	if c.newUse(); c.above != nil && c.handle.Bounded() && !c.above.Told() {
-		c.above.Hides() // else Valid had been called
+		c.above.Hides() // a wrapper that does not would have passed Valid on
 		c.release()
 	}
 	if c.link == nil {
@@ -346,9 +349,9 @@ func (c *Conn) Reset(ctx context.Context) error {
 	return nil
 }
 
-// Valid reports whether the connection may go back to database/sql's pool. database/sql
-// asks when it puts the connection back, and only then. So this is where a real
-// connection goes back to the handle's pool. But a callback of Conn.Raw may ask, too.
+// Valid reports whether the connection may go back to database/sql's pool. database/sql asks only when
+// it puts the connection back, so this is where the real connection goes back to the handle's pool. But
+// a callback of Conn.Raw may ask, too, while the connection is in use.
 func (c *Conn) Valid() bool {
 	if (c.handle.Bounded() && !c.shareable() || c.use.matters()) && statement.InRaw() {
 		return !c.bad.Load() && c.link.Valid()
@@ -363,12 +366,12 @@ func (c *Conn) Valid() bool {
 	return !c.bad.Load() && c.link.Valid()
 }
 
-// shareable reports whether nobody would miss what has happened on the connection.
+// shareable reports whether nothing has happened on the connection that its user would miss on another.
 func (c *Conn) shareable() bool {
 	return c.link == nil || c.tx == nil && c.pristine() && len(c.stmts.own) == 0
 }
 
-// Close closes the base connection, and with it the unit of work on it.
+// Close rolls back the transactions with a lock that were begun on c, and closes the base connection.
 func (c *Conn) Close() error {
 	for t := c.tx; t != nil; t = t.prev {
 		if t.locked() {
@@ -376,12 +379,12 @@ func (c *Conn) Close() error {
 		}
 	}
 	if c.handle.Bounded() {
-		if c.link != nil { // database/sql does not put it back: it has turned out to be broken
+		if c.link != nil { // database/sql has not put c back, so c has turned out to be broken
 			c.discard()
 			if c.above.Told() {
 				c.handle.Apps().Flush()
 			}
-		} else { // one idle connection less, or it has reached its age: as many real ones as light ones are idle
+		} else { // c was idle, and too many or too old: close a real one, too, so that as many are idle
 			c.handle.Apps().CloseOldest()
 		}
 		return nil

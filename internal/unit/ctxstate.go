@@ -10,34 +10,32 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// ctxState is what one database handle remembers of one lock context: its unit of
-// work. Its statements take turns. All fields but turn and asked are guarded by
-// the turn.
+// ctxState is what one database handle remembers of one lock context: its unit of work. The statements
+// of the lock context take turns. The turn guards all fields but turn and asked.
 type ctxState struct {
 	turn  chan struct{} // holds a token while a statement of the lock context runs
-	asked bool          // a wait was made to try again on another connection; guarded by starvationGuard.mu
+	asked bool          // a waiting statement was told to try again on another connection; guarded by starvationGuard.mu
 
 	unit    *unit           // the open transaction of the unit of work
-	latest  *unit           // that one, or the last that there was
-	grants  []*grant        // what else the unit of work holds, with or without a transaction
-	joined  []*outerHold    // holds that joined one of grants, and end with them
-	owed    string          // what has ended the unit of work, whose grants stay for those in joined; "" for nothing
-	until   context.Context // bounds what was read under grants; nil without one
-	unwatch func() bool     // ends the watch on its end; nil without one
-	failed  error           // why no other unit may begin: one was lost behind the caller's back
+	latest  *unit           // unit, or the last one before it
+	grants  []*grant        // locks and versions outside of the transaction, which the unit of work holds with or without one
+	joined  []*outerHold    // holds that have joined one of grants, and end with the grants
+	owed    string          // what has ended the unit of work while grants stayed for the holds in joined; "" for nothing
+	until   context.Context // the context that bounds what was read under grants; nil for none
+	unwatch func() bool     // ends the watch on until; nil for none
+	failed  error           // why no other unit may begin: a unit was lost behind the caller's back
 
 	decision
 	handle  *handle.Handle
-	lockCtx *hint.LockContext // its lock context; nil for what only has holds around it
+	lockCtx *hint.LockContext // nil if the caller's context asks for no lock, and only has holds around it
 }
 
 func newCtxState(k *handle.Handle) *ctxState {
 	return &ctxState{turn: make(chan struct{}, 1), decision: decision{stale: &staleRead{}}, handle: k}
 }
 
-// ctxStateOf returns what is remembered of the lock context. Where there is nothing
-// to lock, because the context only has holds around it, every transaction
-// stands for itself.
+// ctxStateOf returns what the handle k remembers of lockCtx. lockCtx is nil if the caller's context asks
+// for no lock, and only has holds around it: then nothing is remembered from one transaction to the next.
 func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
 	if lockCtx == nil {
 		return newCtxState(k)
@@ -59,7 +57,7 @@ func (cs *ctxState) take(ctx context.Context) error {
 	}
 }
 
-// tryTake is take without a wait.
+// tryTake is take for a caller that does not wait. It reports whether the caller has the turn.
 func (cs *ctxState) tryTake() bool {
 	select {
 	case cs.turn <- struct{}{}:
@@ -71,16 +69,16 @@ func (cs *ctxState) tryTake() bool {
 
 func (cs *ctxState) give() { <-cs.turn }
 
-// add notes that a grant is held.
+// add notes that the unit of work holds g.
 func (cs *ctxState) add(g *grant) {
 	cs.grants = append(cs.grants, g)
 	g.noted = cs.handle.Enter(g.Resource, true)
 	g.tellAll()
 }
 
-// drop gives all grants but the first few back. What was lost meanwhile needs
-// no error: nothing that the unit of work did after that was committed. u is the unit that
-// ends with them; nil for none.
+// drop gives all grants but the first keep back. If a grant was lost meanwhile, drop needs no error: what
+// the unit of work did after the loss was not committed. u is the unit that ends with the grants; nil
+// for none.
 func (cs *ctxState) drop(keep int, u *unit) {
 	if len(cs.grants) == keep {
 		return
@@ -90,7 +88,7 @@ func (cs *ctxState) drop(keep int, u *unit) {
 		g.Forget(hint.ToldSlot)
 		_ = g.Release()
 		if u != nil {
-			u.detach(g) // after the release, since it wakes waiters
+			u.detach(g) // after the release, since the release wakes waiters
 		}
 		g.noted.Leave()
 	}
@@ -112,8 +110,8 @@ func (cs *ctxState) drop(keep int, u *unit) {
 	}
 }
 
-// part notes that a hold that had joined one of the grants has ended. If the unit of
-// work has ended meanwhile, the grants go with the last such hold.
+// part notes the end of a hold that had joined one of the grants. If the unit of work has ended before,
+// the grants stay until the last such hold ends.
 func (cs *ctxState) part(h *outerHold) {
 	_ = cs.take(context.Background())
 	defer cs.give()
@@ -123,10 +121,11 @@ func (cs *ctxState) part(h *outerHold) {
 	}
 }
 
-// watch gives the grants back when end ends, the context that bounds what was read under
-// them. Nobody waits for a version: it is enough that the next statement looks, so end
-// does not keep what is remembered of a lock context that nobody uses any more. An
-// observer is told when end ends.
+// watch gives the grants back when end ends. end is the context that bounds what was read under them.
+//
+// For versions, watch starts nothing, since nobody waits for a version, and the next statement looks at
+// end anyway. Then end does not keep this state of a lock context that nobody uses any more. With an
+// observer watch starts for versions, too: the observer is told when end ends.
 func (cs *ctxState) watch(end context.Context) {
 	if cs.unwatch != nil || len(cs.grants) == 0 {
 		return
@@ -146,8 +145,8 @@ func (cs *ctxState) watch(end context.Context) {
 	})
 }
 
-// inTime gives the grants back if the context that bounds the reads under them has
-// ended. A transaction gives them back at its own end.
+// inTime gives the grants back if the context has ended that bounds what was read under them. While a
+// transaction is open, they wait for its end.
 func (cs *ctxState) inTime() {
 	if cs.unit == nil && cs.until != nil && cs.until.Err() != nil && len(cs.grants) > 0 {
 		g := cs.grants[0]
@@ -156,20 +155,20 @@ func (cs *ctxState) inTime() {
 	}
 }
 
-// dropSpent gives the grants back of a unit of work that was lost, or whose context has
-// ended. This handle runs nothing in the lock context any more, but others may.
+// dropSpent gives the grants back of a unit of work that was lost, or whose context has ended. This
+// handle runs nothing more in the lock context, but other handles may.
 func (cs *ctxState) dropSpent() {
 	cs.drop(0, nil)
-	if cs.unit == nil { // else at its end
+	if cs.unit == nil { // else unit.end notes it
 		cs.outlived("the end of a unit of work that was lost")
 	}
 }
 
-// ofQuery is the context of a query that has taken a lock in a lock context which never
-// ends: the lock goes with the query's.
+// ofQuery is the context of a query that has taken a lock in a lock context that never ends. The lock then
+// ends with the context of the query.
 type ofQuery struct{ context.Context }
 
-// whatEnded says for an error which context it was that bounded the reads.
+// whatEnded returns an error that says which context has ended, of those that may bound the reads.
 func whatEnded(end context.Context) error {
 	if _, ok := end.(ofQuery); ok {
 		return errors.New("the context of the query that took the lock has ended, and the lock context never ends, " +

@@ -13,9 +13,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// A decision is what a caller makes of what it has read in a lock context outside a
-// transaction, and writes later. It stands as long as the unit of work that the read
-// began, since nobody else can change what was read:
+// A decision is what a caller concludes from what it has read in a lock context outside a transaction,
+// and writes later. The decision stands as long as the unit of work that the read began, since until
+// then nobody else can change what was read:
 //
 //	        read outside a transaction
 //	none ───────────────────────────────► standing (decided)
@@ -24,26 +24,26 @@ import (
 //	that may have changed something,       ▼    │
 //	or by a rollback                     outstanding (staleRead)
 //
-// While one is outstanding, what writes fails with lockerr.ErrStaleRead, before anything is
-// sent. A read inside a transaction, or a hold, is under a lock that is kept to its
-// end, so it is enough for that transaction, and for nothing after it.
+// While a decision is outstanding, a statement that writes fails with lockerr.ErrStaleRead, before
+// anything is sent. A read inside a transaction, or a hold, is under a lock that is kept to the end of
+// that. So a decision on it stands for that transaction or hold, and for nothing after it.
 
-// staleRead is what a lock context remembers of an outstanding decision, on all
-// handles that it is used with.
+// staleRead is what a lock context remembers of an outstanding decision, for all handles with which it is
+// used.
 type staleRead struct {
 	by     atomic.Pointer[string] // what gave the lock back; nil where no decision is outstanding
-	inHold atomic.Bool            // it was read under a hold that has ended: what else is standing does not keep it
+	inHold atomic.Bool            // the read was in a hold that has ended: other locks of the lock context do not make up for that one
 
-	on atomic.Pointer[handle.Handle] // through which the lock context has read a table last, outside a transaction; nil for none
+	on atomic.Pointer[handle.Handle] // the handle through which the lock context has last read a table outside a transaction; nil for none
 }
 
-// What gives a lock back, as errors say it.
+// endOfHold and byCommit say in errors what gave a lock back.
 const (
 	endOfHold = "the end of a hold"
 	byCommit  = "the commit of "
 )
 
-// holdEnded notes that a hold has ended in which the lock context had read.
+// holdEnded notes the end of a hold in which the lock context had read.
 func (sr *staleRead) holdEnded() {
 	by := endOfHold
 	sr.inHold.Store(true)
@@ -59,31 +59,31 @@ func (sr *staleRead) renewed() {
 // staleReads is the key under which a lock context has its staleRead.
 type staleReads struct{}
 
-// staleReadOf returns that of a lock context.
+// staleReadOf returns the staleRead of a lock context.
 func staleReadOf(lockCtx *hint.LockContext) *staleRead {
 	return lockCtx.State(staleReads{}, func() any { return &staleRead{} }).(*staleRead)
 }
 
 // decision is what a context state remembers of the decisions in its lock context.
 type decision struct {
-	readStands bool       // the unit of work, or one of its grants, keeps what was read outside a transaction from being changed
-	stale      *staleRead // what was decided on a read whose lock has gone; of all handles
+	readStands bool       // a decision stands: the unit of work, or one of its grants, keeps others from changing what was read
+	stale      *staleRead // the outstanding decision; all handles share it
 }
 
-// relying is what a unit of work remembers of its transaction.
+// relying is what a unit of work remembers of its transaction, for decisions.
 type relying struct {
-	changed    string // the first thing in it that may have changed data; "" while nothing has
-	fresh      bool   // a query in the caller's transaction, or hold, has returned data
-	relied     bool   // a query outside of one has returned data that its row locks keep from being changed
-	allowStale bool   // it was begun by AllowStale
-	ending     string // what ends it
+	changed    string // names the first statement that may have changed data; "" while none has
+	fresh      bool   // a query in a transaction or hold of the caller has returned data
+	relied     bool   // a query outside of any has returned data that the unit's row locks keep others from changing
+	allowStale bool   // the hint that began the unit has AllowStale
+	ending     string // what ends the unit, as errors say it
 }
 
-// hasRead notes that a query, st, has returned data outside a transaction, through k, and
-// reports whether a decision may be based on it. kept: locks keep it from being changed.
+// hasRead notes that the query st has returned data outside a transaction, through k, and reports whether
+// a decision may be based on the data. kept: locks keep others from changing the data.
 func (d *decision) hasRead(k *handle.Handle, st *statement.Statement, kept bool) bool {
 	if d.stale.by.Load() != nil && !st.Info.Tables {
-		return false // it has shown nothing that could be new
+		return false // the query has shown nothing that could be newer than the decision
 	}
 	d.stale.renewed()
 	if st.Info.Tables {
@@ -93,7 +93,7 @@ func (d *decision) hasRead(k *handle.Handle, st *statement.Statement, kept bool)
 	return true
 }
 
-// outlived notes that the locks under which a decision stood went with by.
+// outlived notes that by has given back the locks under which a decision stood.
 func (d *decision) outlived(by string) {
 	if d.readStands {
 		d.readStands = false
@@ -101,11 +101,11 @@ func (d *decision) outlived(by string) {
 	}
 }
 
-// refuses returns lockerr.ErrStaleRead where st writes and a decision is outstanding. own is the
-// lock context that d is of. in is of the unit that it is to run in; nil where that is still to begin.
+// refuses returns lockerr.ErrStaleRead if st writes and a decision is outstanding. own is the lock context
+// of d. in belongs to the unit in which st is to run; nil if that is still to begin.
 func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, in *relying, st *statement.Statement) error {
 	by, inHold := d.stale.by.Load(), d.stale.inHold.Load()
-	if h != nil && h.LockContext != nil && h.LockContext != own { // of another lock context, where st adds keys to a transaction
+	if h != nil && h.LockContext != nil && h.LockContext != own { // st adds the keys of another lock context to a transaction
 		other := staleReadOf(h.LockContext)
 		by, inHold = cmp.Or(by, other.by.Load()), inHold || other.inHold.Load()
 	}

@@ -46,8 +46,8 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 	return r, err
 }
 
-// run runs a statement under the hint of its context, or in the unit of work
-// that the connection's transaction belongs to.
+// run runs a statement under the hint of its context, or in the unit of work of the transaction that is
+// open on the connection.
 func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	h, _ := hint.From(ctx) // nil without one
 	if h != nil && h.Err != nil {
@@ -56,7 +56,7 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	st.Info = sqltext.Look(st.Text)
 	if h != nil {
 		st.Holds = h.Holds
-	} else if c.tx != nil { // it is of what its transaction is
+	} else if c.tx != nil { // the statement is in the holds of its transaction
 		if began, ok := hint.From(c.tx.ctx); ok {
 			st.Holds = began.Holds
 		}
@@ -68,14 +68,14 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	r, res, err := c.runLocked(ctx, h, st)
 	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
-		err = c.handle.Error(st.Op(), h, ctx.Err()) // it has ended a moment ago, and the lock with it
+		err = c.handle.Error(st.Op(), h, ctx.Err()) // ctx has ended a moment ago, and the lock with it
 	}
 	return r, res, err
 }
 
-// onlyReads reports whether a statement neither takes a lock nor has a part in a
-// transaction that may write, nor reads a table on which somebody may decide what is
-// written in the hold.
+// onlyReads reports whether nothing that is written in a hold can depend on a statement: it takes no
+// lock, has no part in a transaction that may write, and reads no table on which a caller may decide
+// what to write.
 func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 	if c.tx != nil {
 		return h.LockContext == nil && c.tx.opts.ReadOnly
@@ -83,9 +83,10 @@ func (c *Conn) onlyReads(h *hint.Hint, st *statement.Statement) bool {
 	return h.LockContext == nil && st.Query && !st.MayWrite() && !st.Info.Tables
 }
 
-// runLocked runs a statement that is under a lock, by its route. h is nil without a hint, as it may be in a transaction.
+// runLocked runs a statement under a lock, by its route. h is nil without a hint, which a statement in a
+// transaction need not have.
 func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if c.tx != nil && !c.tx.locked() { // refused, before it waits for its turn
+	if c.tx != nil && !c.tx.locked() { // refused before the statement waits for a turn
 		_, err := routeOf(c.tx, h, nil, st)
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
@@ -117,14 +118,14 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 	}
 }
 
-// errBeganWithout is for a statement under a lock in a transaction that has begun without one: it may have
-// read by then what the lock's last holder has changed since.
+// errBeganWithout refuses a statement under a lock in a transaction that has begun without the lock. The
+// transaction may show data from before the changes of the lock's last holder.
 var errBeganWithout = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the transaction began without the lock; begin it with the lock context, or put mysqllock.Do around it"))
 
-// runDefinition runs DDL in holds that no transaction keeps. It commits by itself, so the
-// server is asked for the holds right before it, by a transaction without anything else; and
-// when they are lost the context ends, and the server is told to stop it.
+// runDefinition runs DDL in holds that no transaction keeps. DDL commits by itself. So right before it a
+// transaction without anything else asks the server whether the holds are still held. If they are lost
+// while the DDL runs, its context ends, and the server is told to stop it.
 func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.outside(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
@@ -147,11 +148,11 @@ func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st 
 	if err := c.need(ctx); err != nil {
 		return nil, nil, err
 	}
-	// A Router may have led somebody else to the connection that is to be ended.
+	// Behind a Router the connection that KILL ends may serve somebody else by then.
 	ends := u.l.Info().Kills && !u.l.Info().Router
 	if err := c.link.AwaitTurn(ctx); err == nil {
 		if ends {
-			_ = c.link.Identify(ctx) // what fails here fails again at the statement
+			_ = c.link.Identify(ctx) // a failure here comes again with the statement
 		}
 		c.link.EndTurn()
 	}

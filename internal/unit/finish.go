@@ -15,8 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// commitOrKeep ends the unit as its caller has asked by a commit, or by a statement outside of one. If nothing was
-// changed, a decision goes on to stand, with its lock: with the transaction that the read has begun, or with the grants.
+// commitOrKeep ends the unit after a commit of its caller, or after a statement outside of a transaction.
+// If nothing was changed, a decision of the caller still stands, and its lock is kept: that of the
+// transaction that the read has begun, or the grants.
 func (u *unit) commitOrKeep() error {
 	s := u.ctxState
 	if u.changed != "" || !s.readStands || u.cause != nil {
@@ -39,7 +40,7 @@ func (u *unit) commitOrKeep() error {
 	return err
 }
 
-// finish commits or rolls back and ends the unit.
+// finish commits the unit or rolls it back, and ends it.
 func (u *unit) finish(commit bool) error {
 	if u.state == stateEnded {
 		return u.cause
@@ -85,7 +86,7 @@ func (u *unit) finish(commit bool) error {
 	return err
 }
 
-// sendCommit commits, with the checks. The caller has the connection's turn, and ends the unit.
+// sendCommit commits, with the checks of grants. The caller has the connection's turn, and ends the unit.
 func (u *unit) sendCommit() error {
 	refused, err := false, error(nil)
 	var e *epilogue
@@ -110,12 +111,12 @@ func (u *unit) sendCommit() error {
 	}
 	err = u.unfinished("commit", err, refused, e)
 	if u.ctxState.until != nil || u.until != nil && u.hold == nil {
-		u.ctxState.failed = u.cause // what was read before must not decide on what is written without it
+		u.ctxState.failed = u.cause // what was read under the lock must not decide on what is written without it
 	}
 	return err
 }
 
-// lastSent is for a COMMIT that a write has taken along.
+// lastSent takes the place of COMMIT where a write has taken the COMMIT along.
 func (u *unit) lastSent() error {
 	switch {
 	case u.last.err != nil:
@@ -128,7 +129,7 @@ func (u *unit) lastSent() error {
 	return nil
 }
 
-// sendText sends COMMIT, if possible with the lock of the next caller.
+// sendText sends COMMIT, if possible in one text with the lock of the next caller.
 func (u *unit) sendText() error {
 	if !u.passes() || !u.handoff.Commits() {
 		return u.txn.Commit(u.limit)
@@ -145,23 +146,24 @@ func (u *unit) sendText() error {
 	})
 }
 
-// passes reports whether what the unit has locked, and the session, may go to the next caller
-// that wants it: nothing else is locked, and nothing is to be checked before the commit.
+// passes reports whether the session may go to the next caller that wants what the unit has locked: the
+// unit has locked nothing else, and nothing is to be checked before its COMMIT.
 func (u *unit) passes() bool {
 	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants) == 0 && len(u.outer) == 0
 }
 
-// passOn has the session go to the next caller, with the lock, when the unit has ended.
+// passOn hands the session over to the next caller, with the lock, when the unit has ended.
 func (u *unit) passOn() {
 	u.tickets = nil
 	u.next = func() { u.handoff.Give(u.kill) }
 }
 
-// unfinished sees to what a COMMIT or ROLLBACK that has failed leaves behind, and
-// returns what its caller is told. e is what went out with it; nil is nothing.
+// unfinished cleans up after a COMMIT or ROLLBACK that has failed with err, and returns the error for the
+// caller. refused: the transaction is not committed, for sure. e is the epilogue of the COMMIT; nil for
+// none.
 func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error {
 	u.ctxState.handle.Suspect(err)
-	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // it has closed the connection, so that nothing was sent
+	if op == "commit" && errors.Is(err, driver.ErrBadConn) && u.overran != nil { // that end has closed the connection: nothing was sent
 		u.givenUp = true
 		u.breakLink()
 		u.cause = u.error(op, lockerr.With(lockerr.ErrLost, u.overran))
@@ -171,7 +173,7 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		err = fmt.Errorf("the transaction may be committed: %w", err)
 	}
 	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
-		// What is left of the transaction must go: the server has refused it, or a
+		// The rest of the transaction must be rolled back: the server has refused to commit it, or a
 		// grant is not held any more.
 		switch {
 		case errors.Is(err, lockerr.ErrConflict):
@@ -200,7 +202,7 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 	return err
 }
 
-// newVersions notes the versions that a commit has set.
+// newVersions notes the versions that a COMMIT has set.
 func (u *unit) newVersions() {
 	for _, g := range u.compared {
 		if v, ok := g.held.(strategy.Versioned); ok {
@@ -210,26 +212,26 @@ func (u *unit) newVersions() {
 	}
 }
 
-// inTime ends the unit if the context that bounds the reads in it has ended, without
-// waiting for the turn of the watch on it.
+// inTime ends the unit if the context has ended that bounds the reads in it. The watch on that context
+// does the same, but may still wait for its turn.
 func (u *unit) inTime() {
 	if u.state == stateEnded || u.until == nil || u.until.Err() == nil {
 		return
 	}
-	// Only finished autocommit statements are in a unit without an open
-	// transaction: rolling back would undo what the caller saw succeed.
+	// Without an open transaction of the caller, the unit has only finished autocommit statements: to
+	// roll back would undo what the caller saw succeed.
 	lost := u.cause != nil
 	commit := !u.inside() && !lost
 	err := u.finish(commit)
-	if err == nil || !commit && !lost { // what could not be rolled back has ended with its connection
+	if err == nil || !commit && !lost { // a transaction that could not be rolled back has ended with its connection
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
 	}
-	if u.hold == nil { // a hold answers for itself, and what is around it goes on
+	if u.hold == nil { // after a hold the lock context around it goes on
 		u.ctxState.failed = u.cause
 	}
 }
 
-// contextEnded is called when the context that bounds the reads in the unit ends.
+// contextEnded is called when the context ends that bounds the reads in the unit.
 func (u *unit) contextEnded() {
 	_ = u.ctxState.take(context.Background())
 	defer u.ctxState.give()
@@ -248,9 +250,8 @@ func (u *unit) endForClose(cause error) {
 	}
 }
 
-// outlivesHold ends the unit if it was part of a hold around it that has ended, and has
-// only read, outside a transaction: its COMMIT would ask for the hold's lock, and its
-// snapshot is as old as the hold.
+// outlivesHold ends the unit if a hold around it has ended and the unit has only read, outside a
+// transaction. Its COMMIT would ask for the lock of that hold, and its snapshot is as old as the hold.
 func (u *unit) outlivesHold() {
 	if u.state != stateOpen || u.cause != nil || u.inside() || u.wrote {
 		return

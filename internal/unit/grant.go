@@ -14,21 +14,21 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// grant is a lock that lies outside of the transactions under it: a lease, an
-// advisory lock, or a version that their commits compare.
+// grant is a lock that lies outside of transactions: a lease, or an advisory lock. Or it is a version that
+// their commits compare.
 type grant struct {
 	held              strategy.Grant
-	handle            *handle.Handle       // that has taken it
-	strategy.Resource                      // Row is the one that keeps it, also with Slots
-	by                strategy.Strategy    // that has taken it
-	since             time.Time            // when it was taken
-	first             string               // with Slots, the row of the first
-	seen              *handle.Observation  // of the lock; of versions that were asked for together, only the first has it
-	noted             *handle.Held         // until it is given back
-	lasted            func() time.Duration // from since until it was taken away by force, or else its loss was told first
+	handle            *handle.Handle       // the handle that has taken the grant
+	strategy.Resource                      // with Slots, too, Row is the row that keeps the grant
+	by                strategy.Strategy    // the strategy that has taken the grant
+	since             time.Time            // when the grant was taken
+	first             string               // with Slots, the row of the first slot
+	seen              *handle.Observation  // of the lock; only the first of versions that were asked for together has one
+	noted             *handle.Held         // the handle's note of the lock, until it is given back
+	lasted            func() time.Duration // how long the grant was held: until its end by force, or else until the first call of lasted
 }
 
-// newGrant returns the grant taken for p.
+// newGrant returns the grant that the strategy by has taken for p.
 func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
 	g := &grant{held: held, handle: k, Resource: p, by: by, since: time.Now()}
 	g.lasted = sync.OnceValue(func() time.Duration {
@@ -44,7 +44,7 @@ func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held 
 	return g
 }
 
-// Err is nil while it is held.
+// Err returns why the grant is not held any more; nil while it is held.
 func (g *grant) Err() error { return g.held.Err() }
 
 // Release gives the grant back.
@@ -56,8 +56,7 @@ func (g *grant) Release() error {
 	return err
 }
 
-// lost notes that the grant is over without having been given back, or that the
-// handle was closed.
+// lost notes that the grant is over and was not given back, or that the handle was closed.
 func (g *grant) lost() {
 	cause := g.overError("statement")
 	if errors.Is(g.Err(), lockerr.ErrClosed) {
@@ -66,13 +65,13 @@ func (g *grant) lost() {
 	g.ended(cause)
 }
 
-// ended notes that the server has the lock no more, which loss has cost; nil for no loss.
+// ended notes that the server does not have the lock any more. loss is what has cost it; nil for no loss.
 func (g *grant) ended(loss error) {
 	g.noted.Leave()
 	g.seen.Over(time.Time{}, loss)
 }
 
-// detach takes off the connection of its transaction what that carries for the grant.
+// detach removes from the connection of the transaction what that carries for the grant.
 func (g *grant) detach() error {
 	if a, ok := g.held.(strategy.Attached); ok {
 		return a.Detach()
@@ -80,7 +79,7 @@ func (g *grant) detach() error {
 	return nil
 }
 
-// token is 0 for what has no token.
+// token returns the fencing token; 0 for a grant without one.
 func (g *grant) token() uint64 {
 	if f, ok := g.held.(strategy.Fenced); ok {
 		return f.Token()
@@ -88,7 +87,7 @@ func (g *grant) token() uint64 {
 	return 0
 }
 
-// expiry is the zero time for what has none.
+// expiry returns when the grant expires; the zero time for a grant that does not.
 func (g *grant) expiry() time.Time {
 	if f, ok := g.held.(strategy.Fenced); ok {
 		return f.Expiry()
@@ -96,7 +95,7 @@ func (g *grant) expiry() time.Time {
 	return time.Time{}
 }
 
-// version is 0 for what has no version.
+// version returns the number of the version; 0 for a grant that is none.
 func (g *grant) version() uint64 {
 	if v, ok := g.held.(strategy.Versioned); ok {
 		return v.Number()
@@ -104,7 +103,7 @@ func (g *grant) version() uint64 {
 	return 0
 }
 
-// slot is 0 for what has no slots.
+// slot returns the number of the slot; 0 for a grant without slots.
 func (g *grant) slot() uint64 {
 	if s, ok := g.held.(strategy.Slotted); ok {
 		return uint64(s.Slot())
@@ -112,7 +111,7 @@ func (g *grant) slot() uint64 {
 	return 0
 }
 
-// ticket is the place in the process's own queue; nil without one.
+// ticket returns the grant's place in the queue of this process; nil without one.
 func (g *grant) ticket() *queue.Ticket {
 	if l, ok := g.held.(strategy.Queued); ok {
 		return l.Ticket()
@@ -120,8 +119,9 @@ func (g *grant) ticket() *queue.Ticket {
 	return nil
 }
 
-// keeps reports whether the grant is what p asks k for. The same key again joins, however
-// it is kept, if both are in the table and the grant keeps others out.
+// keeps reports whether the grant is the lock for which p asks k. If the same key is asked for by another
+// strategy, the grant is still that lock if both keep the key in the table and the grant keeps others
+// out.
 func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
 	if !g.handle.Shares(k, g.Strategy) {
 		return false
@@ -130,12 +130,12 @@ func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
 	case !g.Traits.Excludes || !g.Traits.Table || !p.Traits.Table:
 		return g.SameAs(p)
 	case p.Slots > 0:
-		return slices.Contains(p.SlotRows(), g.Row) || g.first == p.Row // also if there were more of them
+		return slices.Contains(p.SlotRows(), g.Row) || g.first == p.Row // the same key, also if the grant was taken with more slots
 	}
 	return g.Row == p.Row
 }
 
-// keeperOf is the one of grants that is what p asks k for; nil without one.
+// keeperOf returns which of grants is the lock for which p asks k; nil if none is.
 func keeperOf(k *handle.Handle, p strategy.Resource, grants []*grant) *grant {
 	if at := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, p) }); at >= 0 {
 		return grants[at]
@@ -143,8 +143,7 @@ func keeperOf(k *handle.Handle, p strategy.Resource, grants []*grant) *grant {
 	return nil
 }
 
-// join notes what p, which the grant keeps, has to be told, and returns why it
-// does not do.
+// join tells p, which the grant keeps, its slot. It returns why the grant is not enough for p; nil if it is.
 func (g *grant) join(p strategy.Resource) error {
 	if p.Slots > 0 {
 		p.Tell(hint.ToldSlot, g.slot())
@@ -155,7 +154,7 @@ func (g *grant) join(p strategy.Resource) error {
 	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.ErrConflict}
 }
 
-// tellAll lets the application ask for the numbers of what was taken.
+// tellAll tells the lock context the numbers of the grant, which the application may ask for.
 func (g *grant) tellAll() {
 	if v := g.version(); v != 0 {
 		g.Tell(hint.ToldVersion, v)
@@ -168,7 +167,7 @@ func (g *grant) tellAll() {
 	}
 }
 
-// told is a number of the grant of a hold.
+// told returns a number of the grant of a hold.
 func (g *grant) told(what hint.What) (n uint64, ok bool) {
 	switch what {
 	case hint.ToldToken:
@@ -181,10 +180,10 @@ func (g *grant) told(what hint.What) (n uint64, ok bool) {
 
 var (
 	errHoldEnded    = lockerr.With(lockerr.ErrLost, errors.New("its hold has ended"))
-	errHandleClosed = lockerr.With(lockerr.ErrLost, lockerr.ErrClosed) // which has ended the hold
+	errHandleClosed = lockerr.With(lockerr.ErrLost, lockerr.ErrClosed) // the close of the handle has ended the hold
 )
 
-// overError is the error of work under a grant that is over, else nil.
+// overError returns the error of work under a grant that is over; nil while the grant is held.
 func (g *grant) overError(op string) error {
 	err := g.Err()
 	if err == nil {
@@ -200,7 +199,7 @@ func (g *grant) overError(op string) error {
 	return e
 }
 
-// takeGrant takes a lock that keeps others out, for by. lost is called once, on a goroutine of
+// takeGrant takes a lock that keeps others out, for the caller by. lost is called once, on a goroutine of
 // its own, when the grant may be lost. on lends the connection on which the caller goes on; nil for none.
 func takeGrant(
 	ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller,

@@ -9,8 +9,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
-// look looks at an unhinted statement that is about to run. It sends nothing. Most statements it knows at a
-// glance.
+// look looks at an unhinted statement before it runs, and refuses one that must not run without a lock,
+// or not on this connection. look sends nothing. For most statements a glance is enough.
 func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
 	if r := c.handle.Settings.Required; r != nil && text != c.free {
 		if table := r.Writes(text); table == "" {
@@ -35,8 +35,8 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 	return info, nil
 }
 
-// runHere runs a statement on this connection as it is. On driver.ErrSkip
-// database/sql prepares it.
+// runHere runs a statement on this connection as it is. If it returns driver.ErrSkip, database/sql
+// prepares the statement.
 func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.need(ctx); err != nil {
 		return nil, nil, err
@@ -54,8 +54,8 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	return r, res, c.ran(st.Text, st.Info, st.Query, err)
 }
 
-// ran notes what a statement that ran here has left, and returns err as the caller gets it.
-// If the base driver has to prepare the statement first, it comes again.
+// ran notes what a statement has left that ran on this connection, and returns err as the caller gets it.
+// If the base driver has to prepare the statement first, the statement comes again.
 func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error {
 	c.texts.note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {

@@ -14,32 +14,25 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Hold is a lock that Acquire has taken: see mysqllock.Hold, and holdShape.
+// Hold is a lock that Acquire has taken: see mysqllock.Hold. Its holdShape says how it is kept.
 type Hold struct {
 	outerHold
 	shape    holdShape
 	ctx      context.Context
-	ctxState *ctxState   // of its lock context, which has the unit, or the grant that is joined
-	unit     *unit       // that it owns, or is nested in
-	nested   *inner      // its transaction there
-	stop     func() bool // ends the watch on the end of Acquire's context, for a grant of its own
+	ctxState *ctxState   // of the hold's lock context; has the unit, or the grant that the hold has joined
+	unit     *unit       // the unit that the hold owns, or in which it is nested
+	nested   *inner      // the hold's transaction in unit
+	stop     func() bool // ends the watch on Acquire's context; nil without a grant of its own
 
 	mu     sync.Mutex
 	over   bool
 	err    error
 	loss   error       // see Loss
 	stays  error       // see Stays
-	lapsed *time.Timer // gives the grant back; nil while Acquire's context goes on
+	lapsed *time.Timer // gives the grant back after a TTL; nil while Acquire's context goes on
 }
 
-// holdShape is what a Hold has, which End ends:
-//
-//	shape       it has                         what else ends it                End sends
-//	holdUnit    a unit of its own              its context, the handle's close  COMMIT: see unit.commitOrKeep; or ROLLBACK
-//	holdNested  a transaction in an open unit  the unit's end                   what that sends: see txShape
-//	holdGrant   a grant of its own             its context: see Hold.lapse      the release of the grant
-//	holdJoined  a grant of its lock context    the grant's end                  nothing; the last one what ctxState.part gives back
-//	holdInside  a grant of a hold around it    that hold's end                  nothing
+// holdShape is what keeps the lock of a Hold. End ends that:
 type holdShape int
 
 const (
@@ -50,10 +43,10 @@ const (
 	holdInside
 )
 
-// inUnit reports whether a transaction keeps the hold.
+// inUnit reports whether a transaction keeps the hold's lock.
 func (hs holdShape) inUnit() bool { return hs == holdUnit || hs == holdNested }
 
-// Acquire takes the lock that a hint asks for, which is of no use after that.
+// Acquire takes the lock that a hint asks for. The hint is used up then.
 func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, err error) {
 	if asked.Err != nil {
 		return nil, &lockerr.Error{Op: "lock", Err: asked.Err}
@@ -83,8 +76,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 	return h, nil
 }
 
-// open opens a transaction with the lock, or joins the open unit of work of its
-// lock context.
+// open opens a transaction with the lock, or joins the unit of work that is open in the lock context.
 func (h *Hold) open(asked *hint.Hint) (err error) {
 	h.ctxState = ctxStateOf(h.handle, asked.LockContext)
 	if err := h.ctxState.take(h.ctx); err != nil {
@@ -106,14 +98,14 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 	return err
 }
 
-// nest joins the open unit of work.
+// nest makes the hold a transaction in the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
 	h.shape, h.unit, h.nested = holdNested, h.ctxState.unit, &inner{hold: &h.outerHold}
 	return h.unit.nest(h.ctx, asked, h.nested, driver.TxOptions{})
 }
 
-// openGrant takes a lease or an advisory lock, unless a hold around it has it, or
-// joins the open transaction of its lock context, where it sets h.ctx.
+// openGrant takes a lease or an advisory lock, unless a hold around already has it. If a transaction is
+// open in the lock context, the hold joins that, and openGrant sets h.ctx.
 func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 	p, err := h.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
 	if err != nil {
@@ -136,7 +128,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		if s.unit != nil {
 			h.ctx, h.ctxState = asked.With(own), s
 			err := h.nest(asked)
-			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants, around)) // nest may have taken it
+			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants, around)) // nest may have taken the grant
 			return err
 		}
 	}
@@ -154,8 +146,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 	return h.takeGrant(ctx, s, asked, p)
 }
 
-// takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil
-// outside of any.
+// takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil without one.
 func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
 	start := time.Now()
 	l, err := locksFor(ctx, h.handle, asked, true, p)
@@ -179,20 +170,20 @@ func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p s
 	return nil
 }
 
-// lost ends the hold of a grant that may be lost.
+// lost is called when the hold's own grant may be lost. It ends the hold.
 func (h *Hold) lost() {
 	h.handle.Doubt()
-	h.mu.Lock() // while End has it, the context has ended
+	h.mu.Lock() // while End has the mutex, the context has ended
 	defer h.mu.Unlock()
 	if h.grant != nil {
-		h.outlived() // before anybody hears of it, who may write then
+		h.outlived() // before the caller hears of the loss and writes
 		h.cancel(h.grant.overError("statement"))
 		h.grant.lost()
 	}
 }
 
-// lapse has the grant end within the TTL, unless Release comes before: what runs
-// in the hold has that long to stop.
+// lapse is called when Acquire's context ends. The grant then ends within the TTL, unless Release comes
+// before: statements in the hold have that long to stop.
 func (h *Hold) lapse() {
 	if l, ok := h.grant.held.(strategy.Lapsing); ok {
 		l.Lapse()
@@ -213,7 +204,7 @@ func (h *Hold) lapse() {
 // Token and Expiry.
 func (h *Hold) Context() context.Context { return h.ctx }
 
-// Token returns the fencing token; 0 for what is not a lease.
+// Token returns the fencing token; 0 if the hold has no lease.
 func (h *Hold) Token() uint64 {
 	if h.grant == nil {
 		return 0
@@ -221,8 +212,8 @@ func (h *Hold) Token() uint64 {
 	return h.grant.token()
 }
 
-// Expiry returns the earliest time at which somebody else can get the lease; the zero time for what
-// is none.
+// Expiry returns the earliest time at which somebody else can get the lease; the zero time if the hold
+// has no lease.
 func (h *Hold) Expiry() time.Time {
 	if h.grant == nil {
 		return time.Time{}
@@ -246,23 +237,24 @@ func (h *Hold) End(commit bool) error {
 	return h.err
 }
 
-// Loss returns how the lock was lost, or a lock around it; nil if it was not. It is for
-// holds that have ended. The end of the caller's own context is no loss.
+// Loss returns how the hold's lock was lost, or a lock around it; nil if none was. It is for holds that
+// have ended. The end of the caller's own context is no loss.
 func (h *Hold) Loss() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.loss
 }
 
-// Stays returns why the key may still be taken although the hold has ended; nil if it is free, or
-// somebody else's. Nothing is wrong with what was done in the hold then.
+// Stays returns why the key may still be locked although the hold has ended; nil if the key is free, or
+// somebody else's. The error says nothing against what was done in the hold.
 func (h *Hold) Stays() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.stays
 }
 
-// close ends the hold's context with a cause, and notes the loss that has ended it before.
+// close ends the hold's context with a cause. If a loss has ended that context before, close notes the
+// loss.
 func (h *Hold) close(cause error) {
 	var lost *lockerr.Error
 	if before := context.Cause(h.ctx); errors.As(before, &lost) {
@@ -312,7 +304,7 @@ func (h *Hold) endUnit(commit bool) (err error) {
 			h.loss = nil
 		}
 	}()
-	// What stands against a commit, although nothing is lost.
+	// obstacle is what stands against a commit although nothing is lost.
 	var obstacle error
 	switch {
 	case u.state == stateEnded || u.cause != nil || !commit:
@@ -338,14 +330,14 @@ func (h *Hold) endUnit(commit bool) (err error) {
 	case obstacle != nil:
 		err = obstacle
 	case !commit && errors.Is(err, lockerr.ErrLost):
-		err = nil // what was lost is rolled back already
+		err = nil // the lost transaction is rolled back already
 	case errors.Is(err, errContextEnded) && h.ctx.Err() != nil:
 		err = u.error("commit", endOf(h.ctx))
 	}
 	return err
 }
 
-// endOf is what has ended ctx: the end of a hold around it, if that says so.
+// endOf returns what has ended ctx: the end of a hold around it, if the cause says so.
 func endOf(ctx context.Context) error {
 	if cause := context.Cause(ctx); fromLock(cause) {
 		return cause

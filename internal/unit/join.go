@@ -12,7 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// join adds to the unit what of a hint it does not hold yet.
+// join adds to the unit those locks of a hint that the unit does not hold yet.
 func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 	if h == u.has {
 		return nil
@@ -34,7 +34,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 	if _, err := locksFor(ctx, u.ctxState.handle, h, false, p.missing...); err != nil {
 		return err
 	}
-	p.with(u.ctxState, u.l, false) // also where the server is another one by now
+	p.with(u.ctxState, u.l, false) // u.l, also if the handle has met another server since
 	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}
@@ -60,8 +60,8 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 	return nil
 }
 
-// mayJoin returns why what the unit has read, or may read, is of no use with the locks
-// that it is to have beside its own. A snapshot in which nothing but a version was read is given up.
+// mayJoin returns why what the unit has read, or may read, is of no use under the additional locks of p;
+// nil if it is of use. If the unit has read nothing but a version, mayJoin gives up that snapshot.
 func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 	if p.versions {
 		if err := u.l.Dirty(u.levels); err != nil {
@@ -81,8 +81,8 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// verify makes sure that the transaction shows nothing that is older than the
-// versions remembered for it on another connection.
+// verify makes sure that the transaction shows nothing older than the versions that its context state
+// remembers, which may have been read on another connection.
 func (u *unit) verify(ctx context.Context) error {
 	if !u.ctxState.remembers() {
 		return nil
@@ -97,7 +97,7 @@ func (u *unit) verify(ctx context.Context) error {
 	return nil
 }
 
-// verify returns lockerr.ErrConflict if c leads to a node that does not show yet a version that is remembered. The
+// verify returns lockerr.ErrConflict if c leads to a node that does not show a remembered version yet. The
 // caller has the turn of c.
 func (cs *ctxState) verify(ctx context.Context, c *pool.Conn) error {
 	for _, g := range cs.grants {
@@ -110,9 +110,8 @@ func (cs *ctxState) verify(ctx context.Context, c *pool.Conn) error {
 	return nil
 }
 
-// lockRest takes the row locks that p asks for after the first of them. If
-// one is not granted the unit is over as if it had not begun: the grants that it
-// began with stay, and the lock context may try again.
+// lockRest takes the row locks that p asks for after the first of them. If one is not granted, the unit
+// is over as if it had not begun: the grants from before it stay, and the lock context may try again.
 func (u *unit) lockRest(ctx context.Context, p *plan) error {
 	u.keep = true
 	for i := 1; i < len(p.requests); i++ {
@@ -125,8 +124,8 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// lock takes the row locks of a request of p in the open transaction. If they are not granted
-// it goes on where that was the first thing it was asked for.
+// lock takes the row locks of a request of p in the open transaction. first: the request is the first of
+// its call, so that the transaction goes on if the locks are not granted.
 func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
 	r := p.requests[at]
 	if r.Wait = p.wait.Left(); r.Wait == 0 {

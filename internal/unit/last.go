@@ -17,41 +17,44 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// lastWrite is a write that went out with the COMMIT of its unit, in one text.
+// lastWrite is what came of the COMMIT of a unit that went out in one text with a write.
 type lastWrite struct {
-	err    error // with which the COMMIT has failed; nil if it is committed
+	err    error // why the COMMIT has failed; nil if the unit is committed
 	locked bool  // the key is locked for the next caller
 }
 
-// joins reports whether a statement of a caller's may stand beside those of the driver in one text, if the server takes that: it
-// is known to be one statement that does what its first word says, and nobody looks at each statement by itself.
+// joins reports whether a caller's statement may stand beside those of the driver in one text. The text
+// must be known to be one statement that does what its first word says, the server must take such
+// texts, and nobody may look at each statement by itself.
 func joins(st *statement.Statement, info server.Info) bool {
 	return st.Joins() && info.Kills && info.Topology == "" && !info.Router && !handle.Listening()
 }
 
-// joinsCommit reports whether st can go out with COMMIT: the server is so far that this pays, the server counts the rows
-// that it changes, and nothing is to be asked before COMMIT.
+// joinsCommit reports whether st can go out in one text with COMMIT: the server is so far away that this
+// pays, it counts the rows that st changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
 	return st.Last && !st.Query && u.link.Packs(2) && u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() &&
 		len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises && !u.inside() && joins(st, u.l.Info())
 }
 
-// certain is for how long a caller whose context has ended is kept for the answer to a write that has its COMMIT behind it: else
-// nobody knows what became of it.
+// certain limits how long a caller whose context has ended is kept for the answer to a write with COMMIT
+// behind it. Without the answer nobody knows what has become of the write.
 var certain = strategy.Limits{GiveUp: time.Second, Calmly: time.Second}
 
-// counted is the result of a write that went out with COMMIT. An UPDATE or a DELETE without a call has no id.
+// counted is the result of a write that went out with COMMIT. It has no id: an UPDATE or a DELETE without
+// a call of a function makes none.
 type counted struct {
 	rows    int64
-	unknown error // nobody knows how many rows it has changed, if any
+	unknown error // why nobody knows how many rows the write has changed, if any
 }
 
 func (c counted) RowsAffected() (int64, error) { return c.rows, c.unknown }
 
 func (c counted) LastInsertId() (int64, error) { return 0, nil }
 
-// runLast runs a write with the COMMIT of the unit behind it. If it changes nothing, and was decided on by what the unit has
-// read, the unit stays open. An error is that of the write: nothing is committed then. Else u.last is what came of the COMMIT.
+// runLast runs a write with the COMMIT of the unit behind it. If the write changes nothing, and the caller
+// has decided on it by what the unit has read, the unit stays open. An error is that of the write:
+// nothing is committed then. Else u.last is what came of the COMMIT.
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
 	texts := []string{server.Rows, "COMMIT"}
 	if u.ctxState.readStands {
@@ -75,16 +78,17 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 	return res, lp.err
 }
 
-// lastPacket is a text of a write and the COMMIT behind it, perhaps with more around them.
+// lastPacket is a text with a write and COMMIT behind it, perhaps with the driver's own statements around
+// the two.
 type lastPacket struct {
 	l    *handle.Locks
 	on   *pool.Conn
 	st   *statement.Statement
 	mark string
 
-	answers [][][]string // of what is behind the write
-	stopped bool         // it was killed, since its caller has gone
-	usable  bool         // so is the connection
+	answers [][][]string // the answers to what is behind the write
+	stopped bool         // the server was told to end the packet, since its caller has gone
+	usable  bool         // the connection can be used on
 	err     error
 }
 
@@ -92,30 +96,31 @@ func newPacket(l *handle.Locks, on *pool.Conn, st *statement.Statement) *lastPac
 	return &lastPacket{l: l, on: on, st: st, mark: pool.NewMark()}
 }
 
-// text is the write's.
+// text returns the text of the write, with its mark.
 func (lp *lastPacket) text() string { return pool.Marked(lp.mark) + lp.st.Text }
 
-// send has do send the packet.
+// send sends the packet by do.
 func (lp *lastPacket) send(ctx context.Context, do func(context.Context) error) {
 	killable := strategy.Killable{Limits: certain, Conn: lp.on, Mark: lp.mark, Control: lp.l.Control}
 	lp.stopped, lp.usable, lp.err = killable.Run(ctx, do)
 	if !lp.usable {
-		lp.l.EndQuery(ctx, lp.mark) // else it may go on to its COMMIT long after its caller has gone
+		lp.l.EndQuery(ctx, lp.mark) // else the packet may go on to its COMMIT long after its caller has gone
 	}
 }
 
-// refused reports whether the server has refused the statement that it has not answered, or nothing was sent.
+// refused reports whether nothing was sent, or the server has refused the first statement without an
+// answer.
 func (lp *lastPacket) refused() bool {
 	return server.Number(lp.err) != 0 || errors.Is(lp.err, driver.ErrBadConn) || errors.Is(lp.err, driver.ErrSkip)
 }
 
-// outcome is what has come of the write: an error with which nothing is committed, or its result, and what has come of the
-// COMMIT. handoff locks the key for the next caller behind that; nil is nobody.
+// outcome returns what has come of the write: an error if nothing is committed, or the write's result and
+// what has come of the COMMIT. handoff locks the key for the next caller behind COMMIT; nil for nobody.
 func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (driver.Result, *lastWrite, error) {
 	switch {
 	case len(lp.answers) > 0:
 	case lp.stopped && server.Uncounted(lp.err):
-		_ = lp.on.Close() // as a statement leaves it whose context ends
+		_ = lp.on.Close() // as after any statement whose context ends
 		return nil, nil, ctx.Err()
 	case server.Uncounted(lp.err):
 		return nil, nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
@@ -143,7 +148,7 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 	return counted{int64(n), err}, last, nil
 }
 
-// query has a query go out with the lock in front.
+// query sends a caller's query in one text with the lock statement, behind it.
 func query(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Send: func(
 		ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
@@ -152,7 +157,7 @@ func query(st *statement.Statement) *rowlock.Behind {
 	}}
 }
 
-// alone has the write of a unit that is nothing else go out with the lock in front, and COMMIT behind it.
+// alone sends the write of a unit that does nothing else, behind the lock statement and in front of COMMIT.
 // The lock statement is aloneSQL of package rowlock:
 //
 //	/* mysqllock 6f1c */ SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), MAX(token), … FOR UPDATE NOWAIT;

@@ -11,8 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// nest begins a transaction of the caller in the unit, with what h asks for, which is nil without a hint: the first is the
-// unit's own, unless a hold owns that, and any other is a savepoint.
+// nest begins a transaction of the caller in the unit, with the locks that h asks for; h is nil without a
+// hint. The first one is the unit's own transaction, unless a hold owns that. Any other is a savepoint.
 func (u *unit) nest(ctx context.Context, h *hint.Hint, t *inner, opts driver.TxOptions) error {
 	if h != nil {
 		if err := u.join(ctx, h); err != nil {
@@ -38,7 +38,7 @@ func (u *unit) nest(ctx context.Context, h *hint.Hint, t *inner, opts driver.TxO
 	return nil
 }
 
-// usable returns why the transaction is not, if so.
+// usable returns why the transaction cannot be used any more; nil if it can.
 func (i *inner) usable() error {
 	switch {
 	case i.failed != nil:
@@ -51,7 +51,8 @@ func (i *inner) usable() error {
 	return nil
 }
 
-// endTx ends a transaction of the caller, with ctx: the unit's own, or a savepoint in it.
+// endTx ends a transaction of the caller: the unit's own, or a savepoint in it. ctx is that with which
+// the transaction was begun.
 func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	op := "rollback"
 	if commit {
@@ -62,7 +63,7 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 		return t.failed
 	case u.state == stateEnded:
 		return u.cause
-	case u.cause != nil: // those inside it may end later, since database/sql ends them when their context ends
+	case u.cause != nil: // transactions inside t may end later: database/sql ends them with their context
 		u.failFrom(slices.Index(u.stack, t)+1, u.cause)
 	}
 	last := len(u.stack) - 1
@@ -70,7 +71,7 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 		err := u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"transactions of one lock context must end in the reverse order in which they began, so goroutines cannot have them side by side "+
 				"(under lockctx.Lease they can, or with a lock context for each); the whole unit of work is rolled back")))
-		if !commit && ctx.Err() != nil { // database/sql ends it then, whatever is open in it
+		if !commit && ctx.Err() != nil { // then database/sql has ended t, whatever is open in it
 			err = u.error("statement", lockerr.With(lockerr.ErrLost, errContextEnded))
 		}
 		u.failFrom(0, err)
@@ -90,7 +91,8 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	return u.finish(false)
 }
 
-// failFrom takes the callers' transactions from at on out of the unit: whatever is still to be done in them fails with why.
+// failFrom takes the caller's transactions from index at on out of the unit. What is still to be done in
+// them fails with why.
 func (u *unit) failFrom(at int, why error) {
 	for _, t := range u.stack[at:] {
 		t.failed = why
@@ -111,7 +113,7 @@ func (u *unit) endSavepoint(op string, t *inner, commit bool) error {
 		err = u.goBack(op, t)
 	}
 	if err != nil {
-		u.fail(err, false) // its changes must not be committed by an outer transaction
+		u.fail(err, false) // the changes in the savepoint must not be committed by an outer transaction
 	}
 	return err
 }

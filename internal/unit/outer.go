@@ -11,21 +11,20 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// outerHold is what those inside a hold know of it: contexts carry it, and the context state or
-// the unit that it is part of.
+// outerHold is what others know of a hold: the contexts inside it, and the context state or unit that it
+// is part of.
 type outerHold struct {
 	handle *handle.Handle
-	key    string                  // that it was asked for
+	key    string                  // the key that Acquire was asked for
 	cancel context.CancelCauseFunc // ends the hold's context
-	alone  bool                    // nothing is left of its lock context when it has ended
+	alone  bool                    // the lock context began with the hold, and nothing runs in it after the hold
 	grant  *grant                  // nil for a row lock, and for a version
-	stale  *staleRead              // of the lock context around it; nil where there is none, or it keeps the grant
-	read   atomic.Bool             // a query in it has returned data
-	gone   atomic.Bool             // nothing keeps that from being changed any more
+	stale  *staleRead              // of the lock context around; nil if there is none, or if the lock context itself keeps the grant
+	read   atomic.Bool             // a query in the hold has returned data
+	gone   atomic.Bool             // nothing keeps others from changing that data any more
 }
 
-// outerGrants returns what the holds keep that h is inside of, also those of other
-// handles.
+// outerGrants returns the grants of the holds around h, also those of other handles.
 func outerGrants(h *hint.Hint) (grants []*grant) {
 	for _, hold := range h.Holds {
 		grants = append(grants, hold.(*outerHold).grant)
@@ -33,20 +32,20 @@ func outerGrants(h *hint.Hint) (grants []*grant) {
 	return grants
 }
 
-// checkOuter returns why nothing can run inside the holds around h any more.
+// checkOuter returns why nothing more can run inside the holds around h; nil if statements can run.
 func checkOuter(h *hint.Hint) error {
 	for _, hold := range h.Holds {
 		hold := hold.(*outerHold)
 		if err := hold.grant.overError("statement"); err != nil {
-			hold.outlived() // it may not know yet
+			hold.outlived() // the hold may not have been told of the loss yet
 			return err
 		}
 	}
 	return nil
 }
 
-// reaches returns why holds of other handles, which h is inside of, cannot be checked
-// on this one before a commit. The check is a statement, so it takes the same server.
+// reaches returns why a COMMIT on the handle k cannot check holds around h that are of other handles; nil
+// if it can. The check is a statement beside COMMIT, so both handles must lead to the same server.
 func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 	for _, hold := range h.Holds {
 		hold := hold.(*outerHold)
@@ -76,14 +75,14 @@ func noteHolds(st *statement.Statement) {
 	for _, h := range st.Holds {
 		h := h.(*outerHold)
 		h.read.Store(true)
-		if h.gone.Load() { // meanwhile
+		if h.gone.Load() { // the lock was lost meanwhile
 			h.outlived()
 		}
 	}
 }
 
-// outlived notes that a lease, or an advisory lock, is not held any more. The lock context
-// around the hold goes on, but not with what was read in it.
+// outlived notes that the hold's lease or advisory lock is not held any more. The lock context around the
+// hold goes on, but no decision may be based on what was read in the hold.
 func (oh *outerHold) outlived() {
 	oh.gone.Store(true)
 	if oh.stale != nil && oh.read.Load() {
@@ -91,7 +90,7 @@ func (oh *outerHold) outlived() {
 	}
 }
 
-// Told returns what is told of the innermost lock that ctx is under.
+// Told returns a number of the innermost lock around ctx; what says which number.
 func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 	h, ok := hint.From(ctx)
 	if !ok {
@@ -106,7 +105,7 @@ func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 	if n, ok := h.LockContext.Told(what, h.Named); ok {
 		return n, true
 	}
-	for _, hold := range h.Holds { // the key may be held around
+	for _, hold := range h.Holds { // a hold around may have the key
 		if hold := hold.(*outerHold); hold.grant.Key == h.Named {
 			if n, ok := hold.grant.told(what); ok {
 				return n, true

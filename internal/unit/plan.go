@@ -17,37 +17,37 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// plan is what a hint asks for and its lock context does not hold yet. It is worked out once,
-// for a statement or a BEGIN, and passed on until it is taken.
+// plan is the locks and versions of a hint that its lock context does not hold yet. It is made once for a
+// statement or a BEGIN, and passed on until they are taken.
 type plan struct {
 	h        *hint.Hint
-	around   []*grant            // of the holds that it is inside of
-	missing  []strategy.Resource // all that is not held, sorted
-	outside  []strategy.Resource // of these, what is to be taken outside of the transaction
-	rows     []strategy.Resource // to be locked in the transaction, all in one request
-	slots    []strategy.Resource // of each of which one row is to be locked in the transaction
-	locks    bool                // something is to be locked, not only remembered
-	versions bool                // a version is to be remembered
-	compares bool                // the commit compares versions: such, or those that are remembered already
-	start    time.Time           // when it was worked out
-	asked    bool                // something of it was asked for, of which an observer is told
+	around   []*grant            // grants of the holds around
+	missing  []strategy.Resource // all that is to be taken, sorted
+	outside  []strategy.Resource // those of missing that are to be taken outside of the transaction
+	rows     []strategy.Resource // those that are to be locked in the transaction, all in one request
+	slots    []strategy.Resource // those with slots: one row of each is to be locked in the transaction
+	locks    bool                // at least one of missing is a lock, and not a version
+	versions bool                // at least one of missing is a version
+	compares bool                // the commit is to compare versions: of missing, or remembered before
+	start    time.Time           // when the plan was made
+	asked    bool                // a lock of the plan was asked for, and that tells the observer
 
-	// With what it is taken: see ready.
+	// What the locks are taken with: see ready.
 	keeps    *pool.Conn // the connection that the caller has in its hand while it waits; nil for none
 	l        *handle.Locks
 	by       handle.Caller
 	wait     handle.Budget
-	requests []request // what is to be locked in the transaction, one after the other
+	requests []request // for rows and slots, to be sent one after the other
 }
 
-// request is what to ask the locker for, and what it is for.
+// request asks the locker for row locks. resources are what the rows are for.
 type request struct {
 	rowlock.Request
 	resources []strategy.Resource
-	seen      *handle.Observation // once it is asked for
+	seen      *handle.Observation // nil before the locks are asked for
 }
 
-// plan works out what of h is not held yet.
+// plan returns a plan of what h asks for and is not held yet.
 func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 	resources, err := cs.handle.Resources(h)
 	if err != nil {
@@ -70,8 +70,8 @@ func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 	return p, nil
 }
 
-// mixed returns lockerr.ErrUnsafe if one of resources is kept as a version, and another one, or
-// what the unit of work holds, is locked; or the other way round.
+// mixed returns lockerr.ErrUnsafe if resources and what the unit of work holds are not all locks, or all
+// versions.
 func (cs *ctxState) mixed(resources []strategy.Resource) error {
 	var locked, version *strategy.Resource
 	note := func(p *strategy.Resource) {
@@ -101,7 +101,7 @@ func (cs *ctxState) mixed(resources []strategy.Resource) error {
 			"by lockctx.With on the context from before the other one", locked.Key, locked.Strategy))}
 }
 
-// add adds what is not held, unless something that is wanted already covers it.
+// add adds a resource that is not held, unless something in the plan covers it already.
 func (p *plan) add(resource strategy.Resource) error {
 	sameRow := func(other strategy.Resource) bool { return other.Row == resource.Row && other.Space() == strategy.Rows }
 	if at := slices.IndexFunc(p.rows, sameRow); at >= 0 {
@@ -131,9 +131,10 @@ func (p *plan) add(resource strategy.Resource) error {
 	return nil
 }
 
-// refused tells an observer that nothing of p was asked for, because of err; nil is no error.
+// refused tells an observer that p has failed with err before any of its locks was asked for. It does
+// nothing if err is nil.
 func (p *plan) refused(ctx context.Context, k *handle.Handle, err error) {
-	if err == nil || p.asked || len(p.missing) == 0 || errors.Is(err, driver.ErrBadConn) { // then it is tried again
+	if err == nil || p.asked || len(p.missing) == 0 || errors.Is(err, driver.ErrBadConn) { // after ErrBadConn database/sql tries again
 		return
 	}
 	p.asked = true
@@ -143,7 +144,7 @@ func (p *plan) refused(ctx context.Context, k *handle.Handle, err error) {
 // inTransaction reports whether anything is to be locked in the transaction.
 func (p *plan) inTransaction() bool { return len(p.rows)+len(p.slots) > 0 }
 
-// ready gets ready that with which p is taken, once. pooled: see with.
+// ready prepares what p is taken with, once. pooled: see with.
 func (p *plan) ready(ctx context.Context, s *ctxState, pooled bool) error {
 	if p.l != nil {
 		return nil
@@ -155,7 +156,8 @@ func (p *plan) ready(ctx context.Context, s *ctxState, pooled bool) error {
 	return err
 }
 
-// locksFor returns what locks are taken with now for h, and why resources would never be free, if so: see Handle.Taken.
+// locksFor returns the Locks with which h takes locks now. It fails if one of resources would never be
+// free: see Handle.Taken.
 func locksFor(
 	ctx context.Context, k *handle.Handle, h *hint.Hint, onlyElsewhere bool, resources ...strategy.Resource,
 ) (*handle.Locks, error) {
@@ -166,7 +168,7 @@ func locksFor(
 	return l, k.Taken(h.LockContext, onlyElsewhere, resources...)
 }
 
-// with has p be taken with l. The wait begins. pooled means that the caller occupies a connection
+// with prepares p to be taken with l. The caller's wait begins. pooled: the caller occupies a connection
 // of database/sql while it waits.
 func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 	p.l, p.by, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
@@ -185,13 +187,12 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 	}
 }
 
-// has reports whether what p asks for is held, by the unit of work or a hold
-// around it.
+// has reports whether the lock that p asks for is held, by the unit of work or by a hold around.
 func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
 	at := slices.IndexFunc(cs.grants, keeps)
 	if !p.Traits.Excludes && (at < 0 || cs.grants[at].LockContext != p.LockContext) {
-		// What is held here now says nothing of a version that was remembered elsewhere before.
+		// The lock context may have remembered a version elsewhere before, whatever is held here.
 		if err := cs.handle.Taken(p.LockContext, false, p); err != nil {
 			return false, err
 		}
@@ -225,14 +226,13 @@ func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	return true, nil
 }
 
-// remembers reports whether the unit of work keeps a version, which its commit
-// compares.
+// remembers reports whether the unit of work keeps versions, which its commit compares.
 func (cs *ctxState) remembers() bool {
 	return slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.version() != 0 })
 }
 
-// caller is who asks for a lock in s, which is nil outside of any lock context. pooled
-// means that it occupies a connection of database/sql while it waits.
+// caller returns the caller that asks for a lock in cs; cs is nil outside of any lock context. pooled: the
+// caller occupies a connection of database/sql while it waits.
 func (cs *ctxState) caller(pooled bool) handle.Caller {
 	c := handle.Caller{Pooled: pooled, Has: cs.held}
 	if cs != nil {
@@ -244,8 +244,8 @@ func (cs *ctxState) caller(pooled bool) handle.Caller {
 	return c
 }
 
-// held returns what a caller has that waits in ctx and s: its tickets, and what others
-// can ask k for, too.
+// held returns what a caller has that waits with ctx in cs: its tickets, and the resources for which others
+// can ask k, too.
 func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue.Ticket, resources []strategy.Resource) {
 	var grants []*grant
 	if h, ok := hint.From(ctx); ok {
@@ -273,9 +273,9 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 	return tickets, resources
 }
 
-// asks is the caller that asks for a connection under h, pooled as for caller. If it is about
-// to wait in the server for a lock it counts for that, unless it holds something, which
-// another one there may wait for.
+// asks returns the caller that asks for a connection under h. pooled is as for caller. blocks: the caller is
+// about to wait for a lock in the server. It is counted for that only if it holds nothing: else a
+// caller that waits there may wait for it.
 func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
 	by := cs.caller(pooled)
 	if cs.holds(h) {
@@ -287,7 +287,7 @@ func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool)
 	return by
 }
 
-// holds reports whether a caller with h in s holds something.
+// holds reports whether a caller with h in cs holds something.
 func (cs *ctxState) holds(h *hint.Hint) bool {
 	return cs.unit != nil || len(cs.grants) > 0 || len(h.Holds) > 0
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// runRead runs a query that only reads, outside any transaction: the lock stays
-// when it is over. A row lock needs a session for that. Under grants, and inside
-// a hold, the query runs where it is.
+// runRead runs a query that only reads, outside any transaction. Its lock is kept when the query is over,
+// so for a row lock the query runs on a session. Under grants, and inside a hold, the query runs on this
+// connection.
 func (c *Conn) runRead(
 	ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement,
 ) (_ driver.Rows, _ driver.Result, err error) {
@@ -65,7 +65,7 @@ func (c *Conn) runRead(
 	}
 	r, res, err := c.runHere(ctx, st)
 	if err == nil && r != nil && s.stale.by.Load() != nil {
-		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find out among the rows that it fails
+		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find an error among the rows
 	}
 	if err != nil {
 		return nil, nil, err
@@ -75,8 +75,8 @@ func (c *Conn) runRead(
 	return r, res, nil
 }
 
-// verify makes sure that a query of tables shows nothing that is older than the versions that are remembered: the
-// connection may lead to another node than the one that has told them.
+// verify makes sure that a query of tables shows nothing older than the remembered versions: this
+// connection may lead to another node than the one that has told the versions.
 func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement) error {
 	if !st.Info.Tables || !s.remembers() {
 		return nil
@@ -88,8 +88,8 @@ func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement)
 	return s.verify(ctx, c.link)
 }
 
-// readUntil returns the context that ends the locks which a query takes. After that it is known how
-// connections begin.
+// readUntil returns the context that ends the locks which a query takes, and gets p ready. After that the
+// handle knows how connections begin, which outside asks.
 func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
 	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
@@ -102,7 +102,7 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 	return end, p.ready(ctx, s, true)
 }
 
-// readUnder takes the grants that a query asks for, on which it runs until end.
+// readUnder takes the grants that a query asks for. The grants end with end.
 func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *statement.Statement) error {
 	if !p.compares && len(p.outside) == 0 {
 		return nil
@@ -130,9 +130,9 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	return nil
 }
 
-// lender lends the connection to the strategy that reads versions. If c has none yet, and nothing else is to be
-// taken, it gets one, provided that one is ready: it needs it right afterwards, unless it has to wait. lent says
-// whether it is lent.
+// lender lends the connection to a strategy that reads versions. If c has no connection yet, and only
+// versions are to be taken, the strategy may take one for c, provided that one is ready: the query needs
+// it right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
 func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.link == nil && !c.handle.Apps().Ready() {
@@ -167,8 +167,8 @@ func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
 	}, lent
 }
 
-// runAlone runs a statement as a unit of work of its own. If the unit of work has
-// read under grants before, it goes on when the statement fails.
+// runAlone runs a statement as a unit of work of its own. If the lock context has read under grants
+// before, these stay when the statement fails.
 func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.outside(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
@@ -187,15 +187,15 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 		return nil, nil, err
 	}
 	u.endsWith(ctx)
-	u.keep = goesOn // also where the statement ends its transaction
+	u.keep = goesOn // also if the statement ends its transaction by an error
 	r, res, err := c.runIn(ctx, u, st)
 	u.keep = goesOn && (err != nil || s.readStands && u.changed == "")
-	// Also after an error: of several statements in one text, those that were finished stay,
-	// as they do in autocommit.
+	// The unit commits after an error, too: of several statements in one text those that have finished
+	// stay, as they do in autocommit.
 	known := u.cause != nil
 	ferr := u.finish(!inPart(st, err))
 	if s.failed != nil {
-		s.dropSpent() // it does not go on
+		s.dropSpent() // nothing more runs in the lock context
 	}
 	switch {
 	case ferr == nil || known && err != nil:
@@ -206,7 +206,8 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	return nil, nil, errors.Join(err, ferr)
 }
 
-// runInTransaction runs a statement in the unit of work of the connection's transaction. h is nil without a hint.
+// runInTransaction runs a statement in the unit of work of the transaction that is open on the connection.
+// h is nil without a hint.
 func (c *Conn) runInTransaction(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.misses(st.Op(), h, st, u); err != nil {
 		return nil, nil, err
@@ -219,8 +220,7 @@ func (c *Conn) runInTransaction(ctx context.Context, u *unit, h *hint.Hint, st *
 	return c.runIn(ctx, u, st)
 }
 
-// runJoined runs a statement in the unit of work that its lock context has
-// open.
+// runJoined runs a statement in the unit of work that is open in its lock context.
 func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.outside(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
@@ -245,8 +245,8 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 	return r, res, nil
 }
 
-// inPart reports whether st, which has failed with err, may have written a part of what it was
-// to write: LOAD DATA LOCAL ends well for the server if what the client reads from fails.
+// inPart reports whether st, which has failed with err, may have written a part of its rows: if the client
+// fails to read the file of LOAD DATA LOCAL, the statement ends well for the server.
 func inPart(st *statement.Statement, err error) bool {
 	return err != nil && server.Number(err) == 0 && st.Info.FromClient
 }

@@ -6,20 +6,21 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
-// route is the way that a statement goes which is under a lock.
+// route is the way that a statement under a lock goes.
 type route int
 
 const (
-	routeNone        route = iota // it is refused
+	routeNone        route = iota // the statement is refused
 	routeTransaction              // in the unit of work of the connection's transaction
 	routeJoin                     // in the unit of work that its lock context has open
 	routeDefinition               // DDL in holds: on the application's connection, once the holds are checked
-	routeRead                     // a query that only reads: its locks stay when it is over
-	routeAlone                    // in a unit of work of its own, which ends with it
+	routeRead                     // a query that only reads: its locks are kept when it is over
+	routeAlone                    // in a unit of work of its own, which ends with the statement
 )
 
 // routeOf returns the route of a statement, by the transaction tx of its connection, the hint h of its context, the
-// open unit u of its lock context, and what it is. It is the table of docs/lock-contexts.md, "What each statement does":
+// open unit u of its lock context, and the statement's kind. The same table for users is in docs/lock-contexts.md,
+// "What each statement does":
 //
 //	tx             u      the statement                              route
 //	under a lock   –      any                                        routeTransaction
@@ -31,8 +32,8 @@ const (
 //	none           none   a query that only reads                    routeRead
 //	none           none   any other                                  routeAlone
 //
-// DDL ends a transaction, too. In holds alone means that the context asks for no lock beside those of Do or Acquire
-// that it is in. h is nil only in a transaction.
+// DDL ends a transaction, too. "In holds alone" means that the context asks for no lock beside those of the Do or
+// Acquire around it. h is nil only in a transaction.
 func routeOf(tx *Tx, h *hint.Hint, u *unit, st *statement.Statement) (route, error) {
 	switch asks := h != nil && h.LockContext != nil; {
 	case tx != nil && tx.locked():

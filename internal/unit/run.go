@@ -40,7 +40,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}()
 	r, res, err := u.send(open, st)
 	if st.Info.Taints {
-		u.link.Taint() // it must not reach the next user
+		u.link.Taint() // the connection must not reach the next user
 	}
 	if err != nil {
 		returned = true
@@ -62,7 +62,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	u.ran(st, r, res)
 	returned = true
-	// Closing streamed rows calls it, without the context state's turn.
+	// over ends the statement. Closing streamed rows calls over without the context state's turn.
 	over := func(err error) {
 		u.broken = err
 		u.link.Touch()
@@ -82,8 +82,8 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 }
 
-// panicked is for a statement that did not return: the driver, or what LOAD DATA LOCAL reads from, has panicked, or ended its
-// goroutine. The caller has the connection's turn, and gives it with this.
+// panicked ends the unit after a statement that did not return: the driver, or the reader of LOAD DATA
+// LOCAL, has panicked, or ended its goroutine. The caller has the connection's turn; panicked ends it.
 func (u *unit) panicked(op string) {
 	_ = u.link.Close()
 	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
@@ -91,7 +91,7 @@ func (u *unit) panicked(op string) {
 	u.give()
 }
 
-// overdue returns why the server may have ended the session, if so, and the transaction with it.
+// overdue returns why the server may have ended the session, and the transaction with it; nil if not.
 func (u *unit) overdue() error {
 	if u.last != nil {
 		return nil
@@ -99,8 +99,8 @@ func (u *unit) overdue() error {
 	return u.l.KeepAlive.Overdue(u.link)
 }
 
-// takeLink waits for the turn to use the unit's connection, if it can still be
-// used.
+// takeLink waits for the turn to use the unit's connection. It fails if the unit is lost, or if its rows
+// are still being read.
 func (u *unit) takeLink(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
@@ -127,8 +127,9 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	return nil
 }
 
-// send sends a statement, and before it those that tell what it does to the transaction. The
-// caller has the connection's turn. With an error there may be rows that came before it.
+// send sends a statement. If needed it first sends statements of the driver's that will tell what the
+// statement does to the transaction. The caller has the connection's turn. Rows that came before an
+// error are returned with it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
 	doubts, err := u.doubtful(ctx, st)
 	u.wrote = u.wrote || st.MayWrite()
@@ -170,8 +171,8 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	return r, res, err
 }
 
-// doubtful sends what goes before a statement that may end the transaction, or free its locks, and returns what asks
-// afterwards whether it has.
+// doubtful prepares for a statement that may end the transaction, or free its locks. It sends what must go
+// before the statement, and returns functions that ask afterwards what the statement has done.
 func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []func(context.Context) error, err error) {
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
@@ -185,16 +186,16 @@ func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []fun
 	return ask, err
 }
 
-// prepare has a statement run as it is prepared on the session.
+// prepare prepares st on the session.
 func (u *unit) prepare(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = u.link.Conn
 	st.Stmt, err = statementsOf(u.link).prepared(ctx, u.link.Conn, st.Text, typesOf(st.Args))
 	return err
 }
 
-// resolveDoubts asks what earlier statements have done to the transaction. It does so before
-// the next statement, or COMMIT, and not at once: to ask would reset what they leave for
-// ROW_COUNT() and SHOW WARNINGS. The caller has the connection's turn.
+// resolveDoubts asks what earlier statements have done to the transaction. It runs before the next
+// statement, or COMMIT, and not at once: a question of the driver's would reset what those statements
+// leave for ROW_COUNT() and SHOW WARNINGS. The caller has the connection's turn.
 func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
@@ -209,9 +210,8 @@ func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	return nil
 }
 
-// called looks at what a procedure did to the transaction, which it may commit,
-// or in which it may swallow a deadlock. A savepoint goes with its transaction,
-// so it tells.
+// called asks what a procedure has done to the transaction. It may have committed, or swallowed a
+// deadlock. In both cases the savepoint from before the call has gone.
 func (u *unit) called(ctx context.Context) error {
 	err := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
 	if server.NoSavepoint(err) {
@@ -220,9 +220,8 @@ func (u *unit) called(ctx context.Context) error {
 	return err
 }
 
-// ran notes what st, which has run well and returned r or res, has changed and read.
-// The rows of RETURNING come without a number: that of an upsert which changed nothing
-// is there all the same.
+// ran notes what st, which has run well and returned r or res, has changed and read. The server sends no
+// count with the rows of RETURNING: an upsert that changed nothing returns its row all the same.
 func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
 	if st.Info.Changes == sqltext.ChangesCounted {
 		n, err := int64(1), error(nil)
@@ -271,7 +270,7 @@ func (u *unit) changes(st *statement.Statement) {
 	}
 }
 
-// commits is why a statement that commits is refused.
+// commits returns why a statement that commits is refused.
 func (u *unit) commits() error {
 	if len(u.rows) == 0 && len(u.ctxState.grants) == 0 && len(u.outer) > 0 {
 		return errUnchecked
@@ -283,20 +282,20 @@ var errCommits = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the statement would end the transaction, and with it the lock; use sql.Tx for transactions; "+
 		"run DDL in mysqllock.Do with lockctx.Lease, outside of a transaction, or without a lock by lockctx.Without"))
 
-// errUnchecked is for a hold that is not in the transaction.
+// errUnchecked refuses such a statement in a hold whose lock is not in the transaction.
 var errUnchecked = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the statement would commit what came before it without a check of the lock; "+
 		"use sql.Tx for transactions, and run DDL outside of them, or without a lock by lockctx.Without"))
 
-// check looks at what a failed statement of a caller with ctx did to the transaction. The
-// caller has the connection's turn.
+// check finds out what a failed statement has done to the transaction, and returns err as the caller gets
+// it. ctx is the caller's. The caller has the connection's turn.
 func (u *unit) check(ctx context.Context, op string, err error) error {
 	if server.Number(err) != 0 {
-		u.link.Touch() // an answer
+		u.link.Touch() // the server has answered
 	}
 	gone := server.Gone(err, u.link.Conn)
 	if errors.Is(err, driver.ErrBadConn) && !errors.Is(err, lockerr.ErrLost) && ctx.Err() != nil {
-		err = ctx.Err() // it has closed the connection right before the statement was sent
+		err = ctx.Err() // the end of ctx has closed the connection right before the statement was sent
 	}
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil && u.ctxState.handle.Closed() {
 		err = lockerr.ErrClosed // not the caller's end: see untilClosed
@@ -304,7 +303,7 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 	switch {
 	case errors.Is(err, lockerr.ErrConflict):
 		err = u.error(op, err)
-	case gone && gaveUp(ctx, err): // the caller's own end is no loss; what follows it here is
+	case gone && gaveUp(ctx, err): // the end of the caller's own context is no loss; later statements of the unit are told of one
 		err = u.error(op, err)
 		u.givenUp = u.givenUp || u.cause == nil
 	case server.Changed(err):
@@ -322,16 +321,15 @@ func (u *unit) check(ctx context.Context, op string, err error) error {
 	return err
 }
 
-// gaveUp reports whether a statement failed with err because its caller, with ctx, has given
-// it up: not because of a hold that was lost.
+// gaveUp reports whether a statement failed with err because its caller's own context ctx has ended, and not
+// because a hold was lost.
 func gaveUp(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(context.Cause(ctx), lockerr.ErrLost)
 }
 
-// overtaken adds ErrConflict to an error of the server, with which a statement of a unit
-// that has written has failed, if somebody has committed under one of its versions
-// meanwhile: the loser of a race to insert a row gets a duplicate key, for example. Such a
-// unit cannot commit any more. Only a failed statement asks.
+// overtaken adds ErrConflict to an error of the server if somebody has committed under a version of the
+// unit meanwhile: the loser of a race to insert a row gets a duplicate key, for example. A unit that has
+// written cannot commit then. Only a failed statement asks.
 func (u *unit) overtaken(ctx context.Context, err error) error {
 	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
@@ -346,8 +344,8 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	return err
 }
 
-// noRetry makes of an error that has cost the connection the loss of what was on it, so that
-// database/sql does not run a statement of a unit of work again on another connection.
+// noRetry turns an error that has cost the connection into ErrLost. Else database/sql would run the
+// statement of a unit of work again, on another connection.
 func noRetry(err error) error {
 	var said *lockerr.Error
 	if server.Gone(err, nil) && !errors.As(err, &said) {
@@ -356,8 +354,8 @@ func noRetry(err error) error {
 	return err
 }
 
-// afterRows looks at how streamed rows ended: a deadlock among them has rolled the
-// transaction back. The caller has the connection's turn, and has seen u.broken there.
+// afterRows looks at the error with which streamed rows have ended: a deadlock among them has rolled the
+// transaction back. The caller has the connection's turn, and has found u.broken set.
 func (u *unit) afterRows() {
 	err := u.broken
 	u.broken = nil

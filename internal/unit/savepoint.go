@@ -11,18 +11,17 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// savepoints is what a unit knows of those in its transaction.
+// savepoints is what a unit knows of the savepoints in its transaction.
 type savepoints struct {
-	saves int // of the driver's so far, for their names
-	// The transaction was open before its first row lock, and may have savepoints that are older: unit.lock
-	// has set it.
+	saves int // how many the driver has set so far, for their names
+	// hasOlder: the transaction was open before its first row lock, so the caller may have set savepoints
+	// that are older than the lock. unit.lock sets it.
 	hasOlder bool
-	younger  map[string]bool // savepoints of the caller's text that are younger; only where hasOlder
+	younger  map[string]bool // names of savepoints in SQL text that are younger than a row lock; only if hasOlder
 }
 
-// noteSavepoint remembers a savepoint that is younger than a row lock, where hasOlder. It stays so:
-// the name can lead to no older one any more, since a new savepoint replaces the old
-// one of its name.
+// noteSavepoint remembers a savepoint of the caller that is younger than a row lock, if hasOlder. From then
+// on its name leads to no older savepoint, since a new one replaces the old one of its name.
 func (s *savepoints) noteSavepoint(st *statement.Statement) {
 	if st.Info.Kind != sqltext.Write {
 		return
@@ -35,25 +34,25 @@ func (s *savepoints) noteSavepoint(st *statement.Statement) {
 	}
 }
 
-// toYounger reports whether text goes back to a savepoint that is younger than a row
-// lock, which frees no lock.
+// toYounger reports whether text goes back to a savepoint that is younger than a row lock. That frees no
+// lock.
 func (s *savepoints) toYounger(text string) bool {
 	name, back, ok := sqltext.Savepoint(text)
 	return ok && back && s.younger[name]
 }
 
-// mayFree reports whether st goes back to a savepoint that may be older than a row lock, which
-// would free the lock. Nothing is done about it at once: send asks rolledBack before the statement,
-// and stillLocked is a doubt that is resolved before the next statement, or COMMIT.
+// mayFree reports whether st goes back to a savepoint that may be older than a row lock, which would free
+// the lock. The unit finds out later: doubtful calls rolledBack before the statement, and stillLocked is
+// a doubt that is resolved before the next statement, or COMMIT.
 func (s *savepoints) mayFree(st *statement.Statement) bool {
 	return s.hasOlder && st.Info.GoesBack && !s.toYounger(st.Text)
 }
 
-// rolledBack tells how often a storage engine has rolled back its whole part of a
-// transaction on this connection. An engine that had no part in the transaction when
-// a savepoint was set does so when the transaction goes back to it, and InnoDB's row
-// locks go with that. One that had, keeps them. (Measured on MySQL 9.7 and MariaDB
-// 10.11. MySQL counts its binary log as an engine.) Tablets show no counters of the connection.
+// rolledBack returns how often a storage engine has rolled back its whole part of a transaction on this
+// connection. An engine that had no part in the transaction when a savepoint was set does so when the
+// transaction goes back to that savepoint, and InnoDB frees its row locks with that. An engine that had a
+// part keeps its locks. (Measured on MySQL 9.7 and MariaDB 10.11. MySQL counts its binary log as an
+// engine.) Tablets show no counters of the connection.
 func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string, error) {
 	if info.Tablets {
 		return "", lockerr.With(lockerr.ErrUnsafe, errors.New("the savepoint may be older than the lock, "+
@@ -70,9 +69,9 @@ func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string
 	return rows[0][1], nil
 }
 
-// stillLocked looks at what going back to a savepoint did to the row locks. before is
-// what rolledBack told before it. Where the locks may be gone, another holder may have come
-// and gone since, so that taking them again would not do.
+// stillLocked returns an error if going back to a savepoint may have freed row locks. before is what
+// rolledBack returned before that. To take such locks again would not do: another holder may have come
+// and gone in between.
 func (u *unit) stillLocked(ctx context.Context, before string) error {
 	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
 	if err == nil && now != before {
@@ -82,8 +81,8 @@ func (u *unit) stillLocked(ctx context.Context, before string) error {
 	return err
 }
 
-// goBack undoes what was done in a transaction that is a savepoint. If it may be older than a row
-// lock, the way is that of a caller's statement, which looks whether the lock is still there.
+// goBack undoes what was done since the savepoint of t. If the savepoint may be older than a row lock,
+// goBack runs as a caller's statement does, so that the unit asks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save
 	if !u.hasOlder || t.younger {

@@ -15,10 +15,10 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Prepare prepares a statement. Preparing takes no lock; running it
-// does, by the context that it runs with.
+// Prepare prepares a statement. To prepare takes no lock: a lock is taken when the statement runs, as the
+// context of that run asks.
 func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
-	skipped := c.skipped != "" && c.skipped == text // it comes back by the way that it came
+	skipped := c.skipped != "" && c.skipped == text // the connection has just returned driver.ErrSkip for this text
 	if err := c.enter(ctx, !skipped); err != nil {
 		return nil, err
 	}
@@ -55,8 +55,8 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	if err != nil {
 		return nil, u.check(ctx, "prepare", err)
 	}
-	// The session goes its own ways when the unit is over, so the statement is prepared
-	// where it runs, and it may be one for any transaction, or none.
+	// The session goes to others when the unit is over, and the statement may serve any transaction, or
+	// none. So it is prepared again where it runs.
 	s.kept, s.inputs = kept, base.NumInput()
 	return s, nil
 }
@@ -66,12 +66,12 @@ type Stmt struct {
 	baseStmt
 	c      *Conn
 	text   string
-	inputs int  // of a statement without base; -1 is unknown
-	ofOne  bool // it is for one connection, that of a sql.Conn or a sql.Tx
-	kept   bool // it has no base: the connections on which it has run keep it
+	inputs int  // number of placeholders of a statement without base; -1 is unknown
+	ofOne  bool // the statement is for one connection, that of a sql.Conn or a sql.Tx
+	kept   bool // the statement has no base: the connections on which it has run keep it prepared
 }
 
-// prepare prepares the statement on the connection of its Conn. kept: see [Stmt.keep].
+// prepare prepares the statement on its Conn. kept: see [Stmt.keep].
 func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	if kept {
 		return s.keep(ctx)
@@ -86,12 +86,12 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	return err
 }
 
-// prepareWait is how long to wait for a connection only to prepare a statement.
+// prepareWait is how long to wait for a connection that is needed only to prepare a statement.
 const prepareWait = 10 * time.Millisecond
 
-// keep prepares a statement that stays on the connections on which it runs. If none is to be
-// had now, it is prepared where it runs first: callers that hold all connections, and prepare,
-// would wait for each other.
+// keep prepares a statement that stays prepared on the connections on which it runs. If no connection is to
+// be had now, the statement is prepared at its first run: callers that hold all connections and prepare
+// a statement would wait for each other.
 func (s *Stmt) keep(ctx context.Context) error {
 	s.kept, s.inputs = true, -1
 	if s.c.link == nil {
@@ -115,27 +115,25 @@ func (s *Stmt) keep(ctx context.Context) error {
 	return err
 }
 
-// isAt notes that the statement is prepared on the connection of its Conn.
+// isAt notes that base is the statement, prepared on the present connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
 	if s.base, s.at = base, s.c.appConn; s.c.handle.Bounded() {
 		s.at.stmts.own = append(s.at.stmts.own, &s.baseStmt)
 	}
 }
 
-// here returns the statement as it is prepared, for args, on the connection that its Conn has
-// now.
+// here returns the statement as it is prepared, for args, on the present connection of its Conn.
 func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, err error) {
 	switch {
 	case s.kept:
 		return s.c.prepared(ctx, s.text, typesOf(args))
-	case s.at != s.c.appConn: // that of then has been given back
+	case s.at != s.c.appConn: // the connection on which it was prepared has been given back
 		err = s.prepare(ctx, false)
 	}
 	return s.base, err
 }
 
-// Base returns the base driver's statement; nil if the statement is prepared only where it
-// runs.
+// Base returns the base driver's statement; nil if the statement is prepared only where it runs.
 func (s *Stmt) Base() driver.Stmt { return s.base }
 
 // Close closes the statement, after the rows that are being read under it.
@@ -145,7 +143,7 @@ func (s *Stmt) Close() error {
 	}
 	if s.c.handle.Bounded() {
 		if s.at != s.c.appConn {
-			return nil // it was closed when the connection was given back
+			return nil // closeOwn has closed it when the connection was given back
 		}
 		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
 	}
@@ -154,7 +152,7 @@ func (s *Stmt) Close() error {
 	return s.base.Close()
 }
 
-// NumInput is the number of placeholders.
+// NumInput returns the number of placeholders.
 func (s *Stmt) NumInput() int {
 	if s.base == nil {
 		return s.inputs
@@ -196,8 +194,8 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 	return r, err
 }
 
-// direct gets a statement that needs no lock handling ready to run on the connection of
-// its Conn.
+// direct prepares a statement that needs no lock handling, so that it can run on the connection of its
+// Conn.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
 	if info, err = s.c.look(ctx, s.text); err == nil {
 		base, err = s.here(ctx, args)
@@ -210,10 +208,10 @@ func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (d
 	switch {
 	case !s.kept && s.at == s.c.appConn:
 		st.Stmt, st.On = s.base, s.c.link.Conn
-	case s.kept && s.c.tx == nil: // it was only to be prepared on this one, and may have to wait now
+	case s.kept && s.c.tx == nil: // the connection was only to prepare the statement, which may have to wait now
 		s.c.release()
 	}
-	if !s.ofOne && s.c.tx == nil && !s.c.handle.Bounded() { // else nobody makes it try again
+	if !s.ofOne && s.c.tx == nil && !s.c.handle.Bounded() { // else database/sql does not try again
 		ctx = statement.OnAny(ctx)
 	}
 	return s.c.run(ctx, st)

@@ -6,8 +6,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// takeGrants takes the grants of p for the unit of work, all or none. undo gives them back,
-// if the next step fails. on lends the connection on which the caller goes on; nil for none.
+// takeGrants takes the grants of p for the unit of work, all or none. undo gives them back, if the
+// caller's next step fails. on lends the connection on which the caller goes on; nil for none.
 func (cs *ctxState) takeGrants(ctx context.Context, p *plan, on *strategy.Lender) (undo func(), err error) {
 	before := len(cs.grants)
 	undo = func() { cs.drop(before, nil) }
@@ -49,7 +49,8 @@ func (cs *ctxState) takeLock(ctx context.Context, p *plan, resource strategy.Res
 	return nil
 }
 
-// remember notes the versions of resources, in one statement: one strategy alone compares.
+// remember takes the versions of resources, in one statement. One strategy is enough, since only one
+// remembers versions.
 func (cs *ctxState) remember(ctx context.Context, p *plan, resources []strategy.Resource, on *strategy.Lender) error {
 	p.asked = true
 	seen, ctx := cs.handle.Observe(ctx, resources...)

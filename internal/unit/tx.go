@@ -12,7 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Begin begins a transaction; with a hint, under its lock.
+// Begin begins a transaction; with a hint it takes the lock.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err error) {
 	if err := c.enter(ctx, true); err != nil {
 		return nil, err
@@ -41,7 +41,8 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	return t, nil
 }
 
-// beginLocked begins a transaction under the lock that ctx asks for, or inside the one that is open on the connection.
+// beginLocked begins a transaction under the lock that ctx asks for, or inside the transaction with a lock
+// that is open on the connection.
 func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) error {
 	h, _ := hint.From(ctx) // nil without one
 	if h != nil && h.Err != nil {
@@ -80,7 +81,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	if err != nil {
 		return err
 	}
-	if !s.holds(h) { // else another waiter may wait for what it holds
+	if !s.holds(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
 		p.keeps = c.link
 	}
 	u, err := s.open(ctx, p, opening{op: "begin", opts: opts})
@@ -91,8 +92,8 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	return u.nest(ctx, h, &t.inner, opts)
 }
 
-// takeState takes the turn of the context state that a call with h runs in, unless nothing can run there any more. In a
-// transaction, which has a lock, h may be nil.
+// takeState takes the turn of the context state in which a call with h runs, unless nothing can run there
+// any more. h may be nil if a transaction with a lock is open on the connection.
 func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err error) {
 	if c.tx != nil {
 		s = c.tx.u.ctxState
@@ -120,31 +121,31 @@ type Tx struct {
 	c    *Conn
 	ctx  context.Context // of BeginTx
 	base driver.Tx       // of a plain one
-	prev *Tx             // the transaction around it on the same connection
-	// pooled: it is the only use of a light connection, which gives the real one back with it.
-	// database/sql says so later: it first waits for other connections, to close what was
-	// prepared on them, and these may be waiting for a real one.
+	prev *Tx             // the transaction around this one on the same connection
+	// pooled: the transaction is the only use of a light connection, which gives its real one back with
+	// it. database/sql would tell later that the use is over: it first waits for other connections, to
+	// close statements that are prepared on them, and these may be waiting for a real connection.
 	pooled bool
 }
 
-// locked reports whether it is the transaction of a unit of work, or a savepoint in it; else it is plain.
+// locked reports whether the transaction is that of a unit of work, or a savepoint in one; else it is plain.
 func (t *Tx) locked() bool { return t.shape != txPlain }
 
-// Commit commits. In a unit of work the outermost Commit gives the lock back.
+// Commit commits the transaction. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() error {
 	defer t.over()
 	return t.end(true)
 }
 
-// over gives the real connection back at the end of a transaction for which it is pooled.
+// over gives the real connection back at the end of a pooled transaction.
 func (t *Tx) over() {
 	if t.pooled && t.c.tx == nil {
 		t.c.release()
 	}
 }
 
-// Rollback rolls back. In a unit of work the outermost Rollback gives the lock
-// back. What was lost is rolled back already.
+// Rollback rolls the transaction back. In a unit of work the outermost Rollback gives the lock back. A
+// unit of work that was lost is rolled back already.
 func (t *Tx) Rollback() error {
 	defer t.over()
 	err := t.end(false)
@@ -152,7 +153,7 @@ func (t *Tx) Rollback() error {
 		err = nil
 	}
 	// database/sql keeps a connection after a rollback on cancellation only if
-	// its driver can reset and check it. We claim that we can; does the base?
+	// its driver can reset and check it. Conn claims that it can; does the base driver?
 	if t.ctx.Err() != nil && !t.locked() && t.c.link != nil {
 		_, resets := t.c.link.Conn.(driver.SessionResetter)
 		_, checks := t.c.link.Conn.(driver.Validator)
@@ -164,7 +165,7 @@ func (t *Tx) Rollback() error {
 }
 
 func (t *Tx) end(commit bool) error {
-	at := &t.c.tx // the transaction around it is the connection's open one again
+	at := &t.c.tx // the transaction around t is the connection's open one again
 	for *at != nil && *at != t {
 		at = &(*at).prev
 	}

@@ -12,15 +12,15 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Unconnected is err, with which no connection was opened for a call with ctx, which has begun at
-// start. If the call asks for a lock, the error says so, and an observer is told.
+// Unconnected returns the error of a call with ctx that has begun at start, and for which no connection
+// could be opened because of err. If the call asks for a lock, the error says so, and an observer is told.
 func Unconnected(ctx context.Context, k *handle.Handle, start time.Time, err error) error {
 	h, ok := hint.From(ctx)
 	if !ok || h.Err != nil || h.LockContext == nil || errors.Is(err, driver.ErrBadConn) { // then database/sql tries again
 		return err
 	}
 	s := ctxStateOf(k, h.LockContext)
-	if !s.tryTake() { // a statement of the lock context is running, so it has the lock, or asks for it
+	if !s.tryTake() { // a statement of the lock context has the turn, so it has the lock, or asks for it
 		return err
 	}
 	defer s.give()

@@ -1,22 +1,22 @@
 // Package unit has what happens in a lock context: units of work, holds, connections, and commits.
 //
-// A file uses those beside and below it here. Only three types name one above them: a context state
-// has its unit, a Conn its Tx, and a unit begins with what its plan says.
+// In this list a file uses the files in its own line and below it. Only three types name one from above: a
+// context state its unit, a Conn its Tx, and a unit the plan with which it begins.
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go, route.go                         a statement, and which way it goes
-//	read.go, here.go                          how it goes that way
+//	read.go, here.go                          how the statement goes that way
 //	tx.go                                     transactions of the caller
 //	begin.go                                  a unit begins, on a session
 //	conn.go, use.go, unconnected.go           a connection of the application, a use of it, and a call that gets none
 //	join.go, nest.go                          more locks, and savepoints, in a unit
-//	plan.go, take.go, check.go                what a hint asks for beside what its lock context holds, how that is taken, and why it ends
+//	plan.go, take.go, check.go                which locks a hint needs in addition, how they are taken, and why they end
 //	finish.go                                 a unit ends: COMMIT and ROLLBACK
-//	commit.go, last.go                        what goes out with COMMIT, and a write that does
+//	commit.go, last.go                        what goes out with COMMIT, and a write that goes out with COMMIT
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
-//	ctxstate.go                               what is remembered of a lock context
-//	appconn.go                                what is known of a connection of the application
+//	ctxstate.go                               what a handle remembers of a lock context
+//	appconn.go                                what the driver knows of a connection of the application
 //	savepoint.go                              savepoints in SQL text
 //	outer.go, grant.go, decision.go           holds around, grants, and what was read under them
 package unit
@@ -40,65 +40,65 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// unit is the open transaction of a unit of work, with the locks that it holds. What is
-// in it is guarded by its context state's turn; the connection under it also by the connection's
-// own turn.
+// unit is the open transaction of a unit of work, with the locks that it holds. The turn of its context
+// state guards all of it. To use the session takes the connection's own turn, too.
 type unit struct {
 	l        *handle.Locks
 	ctxState *ctxState
 	link     *pool.Conn
-	since    time.Time // when it was granted its locks
+	since    time.Time // when the locks were granted
 	txn      *pool.Txn // the transaction that holds the locks
 	opts     driver.TxOptions
-	limit    time.Duration  // of COMMIT and ROLLBACK; 0 is as long as they take without a lock
-	levels   sqltext.Levels // of isolation that the transaction may have; 0 for those of a new connection
-	next     func()         // gives the session to the next caller that wants what is locked on it; nil if it goes back to the pool
-	has      *hint.Hint     // the last one of which it has all
-	outer    []*grant       // of the holds that it is inside of
-	hold     *outerHold     // set where Do or Acquire ends it, not a commit in it
+	limit    time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
+	levels   sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
+	next     func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
+	has      *hint.Hint     // the last hint of which the unit has all locks
+	outer    []*grant       // grants of the holds around
+	hold     *outerHold     // the hold that ends the unit, in place of a commit in it; nil for none
 	stack    []*inner       // open transactions of the caller, outermost first
 
 	state state
-	cause error // why it is lost, or how it ended badly; nil while all is well
-	// givenUp: the end of the caller's own context has cost the connection, which is no loss of
-	// the lock. What comes later in the unit gets cause.
+	cause error // why the unit is lost, or how it ended badly; nil while all is well
+	// givenUp: the end of the caller's own context has cost the connection. That is no loss of the
+	// lock, but statements that come later in the unit get cause.
 	givenUp bool
-	overran error // the end of the context of a statement that has run well, if it came before the answer
-	keep    bool  // the grants of the unit of work outlive it
+	overran error // of a statement that has run well: the end of its context, if that came before the answer
+	keep    bool  // the grants of the unit of work outlive the unit
 
 	rowLocks
-	handoff *rowlock.Handoff // to the next caller that wants what it has locked; nil if there can be none
+	handoff *rowlock.Handoff // to the next caller that wants the same key; nil if there can be none
 	savepoints
 	stream
 	lifetime
-	relying // what its transaction means for decisions
+	relying // what the transaction means for decisions
 
-	last     *lastWrite                    // went out with COMMIT; nil if nothing did
-	touched  bool                          // something has run in it, or may have, beside the lock that it began with
+	last     *lastWrite                    // what came of a write that went out with COMMIT; nil for none
+	touched  bool                          // a statement has run in the unit, or may have, beside the lock statement that began it
 	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
-	looked   bool                          // a version was read in the transaction, and nothing else: the snapshot is that of the version
-	read     bool                          // a plain read has run, so the snapshot is taken
+	looked   bool                          // only a version was read in the transaction: the snapshot is as old as that read
+	read     bool                          // a plain read has run, so the transaction has its snapshot
 	wrote    bool                          // a statement has run that may have written
-	compared []*grant                      // whose versions its commit has compared and set
-	refused  error                         // why the caller's transaction is only rolled back; nil if it may commit
+	compared []*grant                      // the grants whose versions the commit compares and sets
+	refused  error                         // why the caller's transaction can only be rolled back; nil if it may commit
 }
 
 // rowLocks are the row locks of a unit.
 type rowLocks struct {
 	rows    map[string]*row
-	raises  bool // others compare versions of one of them
+	raises  bool // a commit is to raise the version of at least one row
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
-	leaving time.Time // when giving back began, if there is somebody to be told
+	leaving time.Time // when giving back began; only set with an observer
 }
 
-// stream is what is still being read from the connection of a unit.
+// stream is the rows that are still being read from the connection of a unit.
 type stream struct {
-	open   *statement.Rows // holds the connection's turn; nil without one
-	broken error           // what went wrong while they were read; guarded by the connection's turn
+	open   *statement.Rows // rows that hold the connection's turn; nil for none
+	broken error           // what went wrong while rows were read; guarded by the connection's turn
 }
 
-// txShape is what a transaction of the caller is. database/sql ends it, or the Hold that has it:
+// txShape says what a transaction of the caller is. database/sql ends the transaction, or the Hold that
+// has it:
 //
 //	shape        what it is              its Commit sends                      its Rollback sends
 //	txPlain      the base driver's       what the base driver sends            the same
@@ -112,22 +112,22 @@ const (
 	txSavepoint
 )
 
-// inner is a transaction of the caller in a unit, and what a plain one has in common with it.
+// inner is a transaction of the caller in a unit, or the part of a plain transaction that both kinds have.
 type inner struct {
 	shape   txShape
 	opts    driver.TxOptions
-	u       *unit      // that it is in, unless it is plain
+	u       *unit      // the unit around; nil for a plain transaction
 	save    string     // the savepoint's name
-	younger bool       // the savepoint is younger than a row lock, so that going back to it frees none
-	failed  error      // why nothing can be done in it any more
-	hold    *outerHold // of the Hold that has it; nil for one of BeginTx
+	younger bool       // the savepoint is younger than a row lock, so going back to it frees no lock
+	failed  error      // why nothing can be done in the transaction any more
+	hold    *outerHold // of the Hold that has the transaction; nil for one of BeginTx
 }
 
 // lifetime is what ends a unit if nothing else does before.
 type lifetime struct {
-	until context.Context // bounds what was read in it; nil where its caller ends it: in a transaction of BeginTx, and for one statement
-	stop  func() bool     // ends the watch on that
-	ends  <-chan struct{} // of the context that gives back what it holds, if nothing does before
+	until context.Context // bounds the reads in the unit; nil if its caller ends it: a transaction of BeginTx, one statement
+	stop  func() bool     // ends the watch on until
+	ends  <-chan struct{} // Done of the context that gives back what the unit holds, if nothing does before
 }
 
 // state is where a unit is in its life:
@@ -139,9 +139,9 @@ type lifetime struct {
 //	                   └────────────────► it is still to come ────────┘
 //	                     by finish, which commits or rolls back
 //
-// While it is open one transaction holds the locks. Once it is lost nothing runs in it
-// any more, and statements and commits get the cause. Once it has ended its connection
-// is somebody else's. These functions end it:
+// While a unit is open, its transaction holds the locks. Once the unit is lost, nothing runs in it
+// any more, and statements and commits get the cause. Once it has ended, its connection
+// is somebody else's. These functions end a unit:
 //
 //	function       at                                        sends                grants of the unit of work
 //	commitOrKeep   a commit, a statement outside of one      COMMIT               end; stay for a read, if nothing has changed
@@ -156,8 +156,8 @@ type lifetime struct {
 //	lose           a loss                                    ROLLBACK, if it can  end when it ends: see the picture
 //	unfinished     a COMMIT or ROLLBACK that fails           ROLLBACK, if it can  end
 //
-// Grants that holds have joined end with the last of these: see ctxState.part. The session goes back to the pool, or with
-// its lock to the next caller. It is closed if the transaction may still be open: see unit.breakLink.
+// Grants that holds have joined end with the last of these holds: see ctxState.part. The session goes back to the pool,
+// or with its lock to the next caller. It is closed if the transaction may still be open: see unit.breakLink.
 type state int
 
 const (
@@ -169,16 +169,16 @@ const (
 // row is a row of the lock table that a unit has locked.
 type row struct {
 	*handle.Held
-	versioned bool // others compare versions of it
+	versioned bool // others compare versions of the row
 }
 
-// raises reports whether the commit is to make the row's version new.
+// raises reports whether a commit is to raise the row's version.
 func (r *row) raises() bool { return r.versioned && !r.Shared }
 
-// commitLimit bounds a COMMIT or ROLLBACK that is no call of the application's.
+// commitLimit bounds a COMMIT or ROLLBACK that the application has not called.
 const commitLimit = 30 * time.Second
 
-// newUnit returns the unit of the transaction on a session.
+// newUnit returns the unit that s opens, with the transaction txn on its session.
 func newUnit(s *opener, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
@@ -199,15 +199,15 @@ func newUnit(s *opener, txn *pool.Txn) *unit {
 // caller, or in a hold.
 func (u *unit) inside() bool { return len(u.stack) > 0 || u.hold != nil }
 
-// inHold reports whether a hold ends what a statement of the unit now writes, and no commit in it.
+// inHold reports whether a hold commits what a statement of the unit writes now, and no transaction in the
+// hold.
 func (u *unit) inHold() bool {
 	return u.hold != nil || slices.ContainsFunc(u.stack, func(t *inner) bool { return t.hold != nil })
 }
 
-// granted notes the rows that were locked for r. The ticket is nil where nobody
-// queued up for them.
+// granted notes the rows that were locked for r. The ticket is nil if nobody has queued up for them.
 func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
-	if ticket == nil { // in a transaction that was open there is none
+	if ticket == nil { // as in a transaction that was open before
 		ticket = u.l.Claim(r.resources)
 	}
 	u.tickets = append(u.tickets, ticket)
@@ -225,8 +225,7 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	}
 }
 
-// row returns the row of that name, if the unit has locked it. A nil unit has
-// locked none.
+// row returns the row of that name, if the unit has locked it. u may be nil: a nil unit has locked none.
 func (u *unit) row(name string) *row {
 	if u == nil {
 		return nil
@@ -241,15 +240,15 @@ func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
 	}
 	for name, r := range u.rows {
 		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Resource.Row == p.Row {
-			return slot, true // also where there were more of them
+			return slot, true // also if the unit has locked it as one of more slots
 		}
 	}
 	r := u.rows[p.Row] // the key itself is the first slot
 	return 0, r != nil && !r.Shared
 }
 
-// give ends the turn to use the session. Where the unit has ended in it, the session goes back to
-// the pool, or to the next caller.
+// give ends the turn to use the session. If the unit has ended in this turn, the session goes back to the
+// pool, or to the next caller.
 func (u *unit) give() {
 	switch {
 	case u.state != stateEnded:
@@ -261,8 +260,9 @@ func (u *unit) give() {
 	}
 }
 
-// untilClosed returns a context that also ends when the handle is closed, if nobody else would end a
-// statement that is under way then: database/sql waits for those of its transactions.
+// untilClosed returns a context that also ends when the handle is closed, to end a statement that is under
+// way then. A unit that its caller ends does not need that: database/sql waits for the statements of
+// its transactions.
 func (u *unit) untilClosed(ctx context.Context) (context.Context, func()) {
 	if u.until == nil {
 		return ctx, func() {}
@@ -270,9 +270,8 @@ func (u *unit) untilClosed(ctx context.Context) (context.Context, func()) {
 	return u.l.UntilClosed(ctx)
 }
 
-// lose marks the unit as lost and rolls back what may be left of it, unless the
-// connection is gone, too. The caller has the connection's turn. Later
-// statements get lockerr.ErrLost.
+// lose marks the unit as lost and rolls back its transaction, if the connection is still there; gone says
+// that it is not. Later statements get lockerr.ErrLost. The caller has the connection's turn.
 func (u *unit) lose(cause error, gone bool) {
 	if u.cause != nil || u.state != stateOpen {
 		return
@@ -287,22 +286,22 @@ func (u *unit) lose(cause error, gone bool) {
 	}
 	u.detach(u.ctxState.grants...)
 	for _, g := range u.ctxState.grants {
-		if g.Err() != nil { // the connection had it
+		if g.Err() != nil { // the grant was kept on the connection
 			g.ended(u.loss())
 		}
 	}
 	u.free()
 	u.cancelHolds()
-	// Outside of a transaction of the application's nothing else would tell it.
+	// Outside of a transaction, the application would not hear of the loss otherwise.
 	if own := u.until != nil; u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
-		u.ctxState.failed = u.cause // what was decided in it must not be written without it
+		u.ctxState.failed = u.cause // what was decided in the unit must not be written without its lock
 	}
 	if len(u.stack) == 0 {
 		u.end()
 	}
 }
 
-// cancelHolds ends the contexts of the holds that were lost with the unit.
+// cancelHolds ends the contexts of the holds that are lost with the unit.
 func (u *unit) cancelHolds() {
 	if u.hold != nil {
 		u.hold.cancel(u.cause)
@@ -321,16 +320,16 @@ func (u *unit) breakLink() {
 	u.kill()
 }
 
-// kill has the server end the session: it may be busy with a statement whose caller has gone, and would keep
-// the lock until it is done.
+// kill tells the server to end the session. The session may be busy with a statement whose caller has gone,
+// and would keep the lock until that is done.
 func (u *unit) kill() {
 	if u.l.Info().Kills {
 		u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillConnection(ctx, u.link) })
 	}
 }
 
-// free gives back what the unit holds on the connection and in the process, so
-// that waiters may try. It does not touch the callers' transactions.
+// free gives back the tickets and notes of the unit's row locks, so that waiters may try. It does not touch
+// the caller's transactions.
 func (u *unit) free() {
 	for _, t := range u.tickets {
 		t.Leave()
@@ -345,7 +344,7 @@ func (u *unit) free() {
 	u.seen = nil
 }
 
-// loss is what has cost the unit its locks; nil for nothing.
+// loss returns what has cost the unit its locks; nil for nothing.
 func (u *unit) loss() error {
 	if u.givenUp {
 		return nil
@@ -353,8 +352,7 @@ func (u *unit) loss() error {
 	return u.cause
 }
 
-// detach takes off the connection what it carries for grants, once the transaction has
-// ended.
+// detach removes from the connection what that carries for grants, once the transaction has ended.
 func (u *unit) detach(grants ...*grant) {
 	for _, g := range grants {
 		if g.detach() != nil {
@@ -363,8 +361,8 @@ func (u *unit) detach(grants ...*grant) {
 	}
 }
 
-// end takes the unit out of its context state. Its transaction has ended before. The
-// caller has the connection's turn, and gives it next.
+// end takes the unit out of its context state, after its transaction has ended. The caller has the
+// connection's turn, and calls give next.
 func (u *unit) end() {
 	if u.state == stateEnded {
 		return
@@ -404,7 +402,7 @@ func (u *unit) endsGrants() bool {
 	return u.ctxState.unit == u && !u.keep && len(u.ctxState.joined) == 0
 }
 
-// endedBy says what has ended the unit.
+// endedBy returns what has ended the unit, as errors say it.
 func (u *unit) endedBy() string {
 	if u.cause != nil {
 		return "the end of a unit of work that was lost"
@@ -412,9 +410,9 @@ func (u *unit) endedBy() string {
 	return u.ending
 }
 
-// outlivedHold notes that the unit of a hold has ended: nothing runs in the lock context
-// that began with the hold any more. In a lock context from before the hold, what was
-// read in the hold is not enough for later writes.
+// outlivedHold notes that the unit of a hold has ended. If the lock context began with the hold, nothing
+// runs in it any more. If the lock context is older than the hold, the reads in the hold are not enough
+// for later writes.
 func (u *unit) outlivedHold() {
 	switch s := u.ctxState; {
 	case u.hold.alone && s.failed == nil:
@@ -427,15 +425,14 @@ func (u *unit) outlivedHold() {
 	}
 }
 
-// lostBehind is called by the keep-alive when the connection is lost while no
-// statement runs.
+// lostBehind is what the keep-alive calls when it finds the connection lost while no statement runs.
 func (u *unit) lostBehind(cause error) {
 	_ = u.ctxState.take(context.Background())
 	defer u.ctxState.give()
 	u.fail(cause, true)
 }
 
-// fail is lose for callers without the connection's turn.
+// fail is lose for callers that do not have the connection's turn.
 func (u *unit) fail(cause error, gone bool) {
 	if u.state == stateEnded || u.cause != nil {
 		return
@@ -450,8 +447,7 @@ func (u *unit) fail(cause error, gone bool) {
 	u.lose(cause, gone)
 }
 
-// cutStream closes rows that are still being read, since the connection is
-// needed.
+// cutStream closes rows that are still being read, so that the connection can be used.
 func (u *unit) cutStream() {
 	if u.open != nil {
 		_ = u.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))

@@ -11,39 +11,41 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// use is what a connection remembers of its current use by database/sql: a statement over the pool, a
-// transaction, or all that comes over a sql.Conn until it is closed. The use is over when database/sql
+// use is what a connection remembers of its current use by database/sql. A use is one statement over the pool,
+// one transaction, or all that comes over a sql.Conn until that is closed. The use is over when database/sql
 // calls Valid, as it puts the connection back, or Reset, before the next use. Beneath a wrapper of drivers that
 // hides both it ends with the connection.
 //
-// Statements under a lock run on connections of the driver's own, so within a use
+// Statements under a lock run on connections of the driver's own. So within a use
 //
 //   - no lock is taken once a statement has left something on the connection (USE, variables, temporary
 //     tables, LOCK TABLES): the lock's connection lacks it;
-//   - nothing runs elsewhere than in a unit of work in which a statement has left something;
+//   - once a statement in a unit of work has left something on the unit's connection, statements run in that
+//     unit alone;
 //   - no statement asks for what the one before it has left (LAST_INSERT_ID and the like), if that ran
 //     on another connection.
 //
-// What an earlier use has left counts for none of this, as nobody can rely on which connection of the
-// pool he gets. But a transaction that it has left open does, as the caller may take what runs under the lock for
-// a part of it, and so do settings that a query beside its lock needs: see [Conn.outside] and [Conn.fit].
+// What an earlier use has left counts for none of this: no caller can rely on which connection of the pool it
+// gets. There are two exceptions. A transaction that an earlier use has left open counts, since the caller may
+// take statements under the lock for a part of it. And settings count that a query beside its lock depends on.
+// See [Conn.outside] and [Conn.fit].
 type use struct {
-	ran      bool         // a statement has run in it
-	in       *unit        // that the last one has run in, on another connection; nil if it ran on this one
+	ran      bool         // a statement has run in this use
+	in       *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this one
 	left     sqltext.Left // what statements have left on this connection
 	setsNext bool         // a statement has said what the next transaction on this connection is to be
-	away     sqltext.Left // what they have left on others
-	awayIn   *unit        // in which they have; nil for nothing
-	tied     bool         // left has something, or has had
+	away     sqltext.Left // what statements have left on other connections
+	awayIn   *unit        // the unit in which they have left it; nil for none
+	tied     bool         // left has, or has had, something
 }
 
-// anew stands for a unit of work that is still to begin, on a session.
+// anew stands for a unit that is still to begin, on a session.
 var anew = new(unit)
 
-// note notes a statement that has run in a unit on another connection, or on this one if in is nil.
+// note notes a statement that has run in the unit in, on another connection; in is nil if it ran on this one.
 func (u *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
 	u.ran, u.in = true, in
-	if !info.Taints && info.Kind != sqltext.Commits { // it leaves nothing, and takes nothing away
+	if !info.Taints && info.Kind != sqltext.Commits { // the statement leaves nothing, and takes nothing away
 		return
 	}
 	if in == nil {
@@ -57,13 +59,13 @@ func (u *use) note(in *unit, text string, info sqltext.Info, query bool, err err
 	}
 }
 
-// matters reports whether anything that is still to come in the use depends on what has been.
+// matters reports whether later statements of the use may depend on earlier ones.
 func (u *use) matters() bool { return u.tied || u.in != nil || u.awayIn != nil }
 
 // newUse begins a new use of the connection.
 func (c *Conn) newUse() { c.use = use{} }
 
-// missed says, for errors, what in left a statement would lack on another connection; "" for nothing.
+// missed returns, for errors, what in left a statement would lack on another connection; "" for nothing.
 // st is nil for BEGIN.
 func missed(left *sqltext.Left, st *statement.Statement) string {
 	if by := left.String(); by != "" {
@@ -75,8 +77,8 @@ func missed(left *sqltext.Left, st *statement.Statement) string {
 	return ""
 }
 
-// misses returns why a statement must not run in the unit to, on another connection, or on this one if to
-// is nil, if so: an earlier statement of the use has left what it would miss there. st is nil for BEGIN, h
+// misses returns an error if st must not run in the unit to, on another connection, or on this one if to is
+// nil: an earlier statement of the use has left something that st would lack there. st is nil for BEGIN, h
 // without a hint.
 func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit) error {
 	refuse := func(format string, args ...any) error {
