@@ -103,8 +103,8 @@ type statements struct {
 
 // baseStmt is a prepared statement of the base driver, as a Stmt has it.
 type baseStmt struct {
-	base driver.Stmt // nil if the statement is prepared again for each use
-	at   *appConn    // where base is prepared
+	base       driver.Stmt // nil if the statement is prepared again for each use
+	preparedOn *appConn    // where base is prepared
 }
 
 // keptStmt is a prepared statement that callers of the same text share, if their arguments have the
@@ -135,9 +135,9 @@ func (s *statements) find(text, types string) driver.Stmt {
 
 // keep adds a statement. If there are too many, keep closes the one that was not used for the longest
 // time.
-func (s *statements) keep(on driver.Conn, text, types string, stmt driver.Stmt) {
+func (s *statements) keep(conn driver.Conn, text, types string, stmt driver.Stmt) {
 	if len(s.kept) == maxStmts {
-		basedriver.CloseStmt(on, s.kept[0].stmt)
+		basedriver.CloseStmt(conn, s.kept[0].stmt)
 		s.kept = append(s.kept[:0], s.kept[1:]...)
 	}
 	s.kept = append(s.kept, &keptStmt{text, types, stmt})
@@ -166,18 +166,18 @@ func typesOf(args []driver.NamedValue) string {
 }
 
 // closeKept closes the kept statements.
-func (s *statements) closeKept(on driver.Conn) {
+func (s *statements) closeKept(conn driver.Conn) {
 	for _, k := range s.kept {
-		basedriver.CloseStmt(on, k.stmt)
+		basedriver.CloseStmt(conn, k.stmt)
 	}
 	s.kept, s.stale = nil, false
 }
 
 // closeOwn closes the statements that their Stmts have not closed.
-func (s *statements) closeOwn(on driver.Conn) {
+func (s *statements) closeOwn(conn driver.Conn) {
 	for _, own := range s.own {
-		basedriver.CloseStmt(on, own.base)
-		own.at = nil // the same Conn may get this connection again
+		basedriver.CloseStmt(conn, own.base)
+		own.preparedOn = nil // the same Conn may get this connection again
 	}
 	s.own = nil
 }
@@ -188,22 +188,22 @@ func (ac *appConn) prepared(ctx context.Context, text, types string) (driver.Stm
 	return ac.stmts.prepared(ctx, ac.link.Conn, text, types)
 }
 
-// prepared is [appConn.prepared] on the connection on. If the server says that all connections
+// prepared is [appConn.prepared] for the connection conn. If the server says that all connections
 // together have too many prepared statements, prepared closes those of this connection and tries again.
-func (s *statements) prepared(ctx context.Context, on driver.Conn, text, types string) (driver.Stmt, error) {
+func (s *statements) prepared(ctx context.Context, conn driver.Conn, text, types string) (driver.Stmt, error) {
 	if s.stale {
-		s.closeKept(on)
+		s.closeKept(conn)
 	}
 	if stmt := s.find(text, types); stmt != nil {
 		return stmt, nil
 	}
-	stmt, err := basedriver.Prepare(ctx, on, text)
+	stmt, err := basedriver.Prepare(ctx, conn, text)
 	if server.TooManyPrepared(err) && len(s.kept) > 0 {
-		s.closeKept(on)
-		stmt, err = basedriver.Prepare(ctx, on, text)
+		s.closeKept(conn)
+		stmt, err = basedriver.Prepare(ctx, conn, text)
 	}
 	if err == nil {
-		s.keep(on, text, types, stmt)
+		s.keep(conn, text, types, stmt)
 	}
 	return stmt, err
 }

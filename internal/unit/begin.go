@@ -42,15 +42,15 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 	if err := p.ready(ctx, cs, o.hold == nil); err != nil {
 		return nil, err
 	}
-	at := &opener{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
+	opens := &opener{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
 	if p.compares {
-		if err := p.l.Dirty(at.levels); err != nil {
+		if err := p.l.Dirty(opens.levels); err != nil {
 			return nil, cs.handle.Error(o.op, p.h, err)
 		}
 	}
 	if len(p.outside) > 0 {
 		var undo func()
-		if undo, err = cs.takeGrants(ctx, p, at.lender()); err != nil {
+		if undo, err = cs.takeGrants(ctx, p, opens.lender()); err != nil {
 			return nil, handle.Yielded(err)
 		}
 		defer func() {
@@ -59,7 +59,7 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 			}
 		}()
 	}
-	return at.open(ctx)
+	return opens.open(ctx)
 }
 
 // levelsOf returns the isolation levels that a transaction with opts may have; 0 stands for those of a
@@ -92,9 +92,9 @@ func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err er
 	if o.handle.Bounded() && o.p.inTransaction() {
 		wait = o.p.wait.Left()
 	}
-	by := o.asks(ctx, o.p.h, o.p.by.Pooled, blocks)
-	by.Beside = o.end == nil
-	o.link, err = o.handle.Session(ctx, o.p.l, by, wait)
+	caller := o.asks(ctx, o.p.h, o.p.asker.Pooled, blocks)
+	caller.Beside = o.end == nil
+	o.link, err = o.handle.Session(ctx, o.p.l, caller, wait)
 	return o.link, err
 }
 
@@ -138,12 +138,14 @@ func (o *opener) giveBack() {
 // nil in three cases: if more is to be done before the transaction, or in it; for a lock that may outlast
 // the transaction; and for a version, if the transaction would lock what it reads.
 func (o *opener) lender() *strategy.Lender {
-	switch p := o.p; {
+	p := o.p
+	moreLocks := len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants) > 0
+	switch {
 	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.handle.ByCalls():
 		return nil
 	case p.versions && p.l.ReadsLock():
 		return nil
-	case p.locks && (len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants) > 0 || o.readStands):
+	case p.locks && (moreLocks || o.readStands):
 		return nil
 	}
 	return &strategy.Lender{
@@ -203,7 +205,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 // no request.
 func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	k, p, lent := o.handle, o.p, o.link != nil
-	own, cancel := context.WithCancel(ctx)
+	unclosed, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := k.OnClose(cancel)
 	defer stop()
@@ -222,19 +224,19 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 		o.giveBack()
 	}()
 	if p.inTransaction() {
-		return o.lockFirst(own)
+		return o.lockFirst(unclosed)
 	}
 	if !lent {
-		if _, err = o.Get(own); err != nil {
+		if _, err = o.Get(unclosed); err != nil {
 			return nil, o.setup(err)
 		}
 	}
-	txn, err := o.link.Begin(own, o.opts)
+	txn, err := o.link.Begin(unclosed, o.opts)
 	if err != nil {
 		return nil, o.setup(err)
 	}
 	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // with wsrep_sync_wait=1 a node that is behind waits at START TRANSACTION alone
-		if err = server.Exec(own, o.link.Conn, "START TRANSACTION"); err != nil {
+		if err = server.Exec(unclosed, o.link.Conn, "START TRANSACTION"); err != nil {
 			return nil, o.setup(err)
 		}
 	}
@@ -263,12 +265,13 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 		k.AwaitEnding(ctx, first.resources)
 	}
 	first.Sessions = o
-	if st := o.with; st != nil && p.l.Far() && len(p.requests) == 1 && len(o.grants) == 0 && joins(st, p.l.Info()) {
+	if st := o.with; st != nil && o.joinsLock(st) {
+		alone := st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared
 		switch {
 		case st.Query && !st.Last:
 			first.Ahead = !k.Bounded()
 			first.Behind = query(st)
-		case !st.Query && st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared:
+		case !st.Query && alone:
 			first.Behind = o.alone(st)
 		}
 	}
@@ -283,6 +286,13 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	u.granted(first, begun.Ticket, begun.Locked)
 	u.handoff = begun.Handoff
 	return u, nil
+}
+
+// joinsLock reports whether st can go out in one text with the lock statement: the server is so far away
+// that this pays, and st runs under one lock alone.
+func (o *opener) joinsLock(st *statement.Statement) bool {
+	oneLock := len(o.p.requests) == 1 && len(o.grants) == 0
+	return o.p.l.Far() && oneLock && joins(st, o.p.l.Info())
 }
 
 // live ends the unit with the context end, or with the handle, unless something ends it before.

@@ -55,14 +55,15 @@ func beginAgain(err error) error {
 // undecided returns lockerr.ErrStaleRead if st writes and a decision is outstanding. In strict mode it
 // also returns what st lacks. u is the unit in which st is to run; nil if that is still to begin.
 func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
-	var in *relying
+	var relies *relying
 	if u != nil {
-		in = &u.relying
+		relies = &u.relying
 	}
-	err := cs.refuses(h, cs.lockCtx, in, st)
-	if err == nil && st.Info.Changes != sqltext.ChangesNothing &&
-		(h == nil || !h.AllowStale) && (in == nil || !in.fresh && !in.allowStale) {
-		if on := cs.stale.on.Load(); on != nil && on != cs.handle || cs.handle.ReadElsewhere(cs.lockCtx) {
+	err := cs.refuses(h, cs.lockCtx, relies, st)
+	writes := st.Info.Changes != sqltext.ChangesNothing
+	mayBeStale := h != nil && h.AllowStale || relies != nil && (relies.fresh || relies.allowStale)
+	if err == nil && writes && !mayBeStale {
+		if reader := cs.stale.reader.Load(); reader != nil && reader != cs.handle || cs.handle.ReadElsewhere(cs.lockCtx) {
 			err = errReadElsewhere
 		}
 	}

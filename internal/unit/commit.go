@@ -24,7 +24,7 @@ type epilogue struct {
 type part struct {
 	strategy.Check
 	grantGroup
-	at int // index in before of the first of its statements
+	first int // index in before of the first of its statements
 }
 
 // epilogue returns what goes out with the unit's COMMIT; nil for nothing. A READ ONLY transaction has
@@ -46,7 +46,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 	for _, group := range byStrategy(grants) {
 		how := how
 		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants, g) })
-		check, err := group.by.Check(group.context(context.Background()), u.link, group.held, how)
+		check, err := group.taker.Check(group.context(context.Background()), u.link, group.held, how)
 		if err != nil {
 			e.ended(strategy.Failed)
 			return nil, group.naming(err)
@@ -60,11 +60,11 @@ func (u *unit) epilogue() (*epilogue, error) {
 }
 
 // add adds a part, unless it is empty.
-func (e *epilogue) add(check strategy.Check, of grantGroup) {
+func (e *epilogue) add(check strategy.Check, group grantGroup) {
 	if len(check.Before)+len(check.After) == 0 && check.Ended == nil && check.Unsure == nil {
 		return
 	}
-	e.parts = append(e.parts, part{check, of, len(e.before)})
+	e.parts = append(e.parts, part{check, group, len(e.before)})
 	e.before, e.after = append(e.before, check.Before...), append(e.after, check.After...)
 }
 
@@ -113,18 +113,18 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 		more, sent, err = u.txn.CommitWith(ctx, u.limit, e.before[answered:], e.after)
 		answered += more
 	}
-	at := len(e.before)
+	commit := len(e.before)
 	switch {
 	case err == nil:
 		e.ended(strategy.Committed)
 		return false, nil
-	case answered > at:
+	case answered > commit:
 		e.ended(strategy.OnlyCommitted)
 		if !u.link.Valid() {
 			u.breakLink()
 		}
 		return false, nil
-	case answered < at && server.ReadOnlyTransactions(err): // all transactions of the connection are READ ONLY: nothing was written
+	case answered < commit && server.ReadOnlyTransactions(err): // all transactions of the connection are READ ONLY: nothing was written
 		e.ended(strategy.Failed)
 		u.compared = nil
 		return false, u.txn.Commit(u.limit)
@@ -139,29 +139,29 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 		refused = true
 	}
 	e.ended(strategy.Failed)
-	if answered < at {
-		p, of := e.part(answered)
-		err = p.naming(p.Failed(p.context(ctx), of, err))
+	if answered < commit {
+		p, index := e.part(answered)
+		err = p.naming(p.Failed(p.context(ctx), index, err))
 	}
 	return refused, err
 }
 
-// part returns the part from which the statement before[at] has come, and the index of the statement in
+// part returns the part from which the statement before[i] has come, and the index of the statement in
 // that part.
-func (e *epilogue) part(at int) (p part, of int) {
+func (e *epilogue) part(i int) (p part, index int) {
 	for _, p := range slices.Backward(e.parts) {
-		if p.at <= at && len(p.Before) > 0 {
-			return p, at - p.at
+		if p.first <= i && len(p.Before) > 0 {
+			return p, i - p.first
 		}
 	}
 	return part{}, 0
 }
 
-// again reports whether the statement before[at], which has failed with err, is to be sent again together
+// again reports whether the statement before[i], which has failed with err, is to be sent again together
 // with those behind it.
-func (e *epilogue) again(at int, err error) bool {
-	p, of := e.part(at)
-	return p.Again != nil && p.Again(of, err)
+func (e *epilogue) again(i int, err error) bool {
+	p, index := e.part(i)
+	return p.Again != nil && p.Again(index, err)
 }
 
 // ended tells all parts how the COMMIT has ended.
@@ -198,7 +198,7 @@ func (e *epilogue) context() context.Context {
 // grantGroup are the grants that one strategy has taken. A strategy here is that of one handle and
 // server: grants of other handles, and from before a failover, are in groups of their own.
 type grantGroup struct {
-	by        strategy.Strategy
+	taker     strategy.Strategy
 	grants    []*grant
 	held      []strategy.Grant
 	resources []strategy.Resource
@@ -215,16 +215,16 @@ func byStrategy(grants []*grant) (groups []grantGroup) {
 			if g.Traits.Excludes != excludes {
 				continue
 			}
-			at := slices.IndexFunc(groups, func(group grantGroup) bool { return group.by == g.by })
-			if at < 0 {
-				at = len(groups)
-				groups = append(groups, grantGroup{by: g.by})
+			i := slices.IndexFunc(groups, func(group grantGroup) bool { return group.taker == g.taker })
+			if i < 0 {
+				i = len(groups)
+				groups = append(groups, grantGroup{taker: g.taker})
 			}
-			groups[at].grants = append(groups[at].grants, g)
-			groups[at].held = append(groups[at].held, g.held)
-			groups[at].resources = append(groups[at].resources, g.Resource)
+			groups[i].grants = append(groups[i].grants, g)
+			groups[i].held = append(groups[i].held, g.held)
+			groups[i].resources = append(groups[i].resources, g.Resource)
 			if g.seen.Traced() {
-				groups[at].seen = append(groups[at].seen, g.seen)
+				groups[i].seen = append(groups[i].seen, g.seen)
 			}
 		}
 	}
@@ -234,8 +234,8 @@ func byStrategy(grants []*grant) (groups []grantGroup) {
 // naming puts the caller's keys into an error.
 func (g grantGroup) naming(err error) error {
 	var e *lockerr.Error
-	if at := slices.IndexFunc(g.resources, func(p strategy.Resource) bool { return errors.As(err, &e) && e.Key == p.Row }); at >= 0 {
-		return strategy.Naming(err, g.resources[at:at+1])
+	if i := slices.IndexFunc(g.resources, func(p strategy.Resource) bool { return errors.As(err, &e) && e.Key == p.Row }); i >= 0 {
+		return strategy.Naming(err, g.resources[i:i+1])
 	}
 	return strategy.Naming(err, g.resources)
 }

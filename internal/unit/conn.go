@@ -235,15 +235,15 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 // tables are locked on the connection, or a transaction is open there that the driver has not begun,
 // and does not end.
 func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
-	at := c.appConn
+	used := c.appConn
 	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
-		at, _ = c.leftOn.State.(*appConn)
+		used, _ = c.leftOn.State.(*appConn)
 	}
-	if by := at.left.Locks(); by != "" {
+	if text := used.left.Locks(); text != "" {
 		return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"an earlier statement (%s) has locked tables on this connection, "+
 				"and what runs under a lock has a connection of its own, which would wait for them; "+
-				"UNLOCK TABLES first", by)))
+				"UNLOCK TABLES first", text)))
 	}
 	manual, known := c.handle.Manual()
 	if c.link == nil { // the connection that c gets will be like a new one
@@ -353,7 +353,8 @@ func (c *Conn) Reset(ctx context.Context) error {
 // it puts the connection back, so this is where the real connection goes back to the handle's pool. But
 // a callback of Conn.Raw may ask, too, while the connection is in use.
 func (c *Conn) Valid() bool {
-	if (c.handle.Bounded() && !c.shareable() || c.use.matters()) && statement.InRaw() {
+	missed := c.handle.Bounded() && !c.shareable() || c.use.matters() // by a later call of the use
+	if missed && statement.InRaw() {
 		return !c.bad.Load() && c.link.Valid()
 	}
 	if c.above != nil {

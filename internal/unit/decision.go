@@ -31,10 +31,10 @@ import (
 // staleRead is what a lock context remembers of an outstanding decision, for all handles with which it is
 // used.
 type staleRead struct {
-	by     atomic.Pointer[string] // what gave the lock back; nil where no decision is outstanding
+	giver  atomic.Pointer[string] // what gave the lock back; nil where no decision is outstanding
 	inHold atomic.Bool            // the read was in a hold that has ended: other locks of the lock context do not make up for that one
 
-	on atomic.Pointer[handle.Handle] // the handle through which the lock context has last read a table outside a transaction; nil for none
+	reader atomic.Pointer[handle.Handle] // the handle through which the lock context has last read a table outside a transaction; nil for none
 }
 
 // endOfHold and byCommit say in errors what gave a lock back.
@@ -45,14 +45,14 @@ const (
 
 // holdEnded notes the end of a hold in which the lock context had read.
 func (sr *staleRead) holdEnded() {
-	by := endOfHold
+	giver := endOfHold
 	sr.inHold.Store(true)
-	sr.by.CompareAndSwap(nil, &by)
+	sr.giver.CompareAndSwap(nil, &giver)
 }
 
 // renewed notes that the lock context has read again.
 func (sr *staleRead) renewed() {
-	sr.by.Store(nil)
+	sr.giver.Store(nil)
 	sr.inHold.Store(false)
 }
 
@@ -82,45 +82,45 @@ type relying struct {
 // hasRead notes that the query st has returned data outside a transaction, through k, and reports whether
 // a decision may be based on the data. kept: locks keep others from changing the data.
 func (d *decision) hasRead(k *handle.Handle, st *statement.Statement, kept bool) bool {
-	if d.stale.by.Load() != nil && !st.Info.Tables {
+	if d.stale.giver.Load() != nil && !st.Info.Tables {
 		return false // the query has shown nothing that could be newer than the decision
 	}
 	d.stale.renewed()
 	if st.Info.Tables {
-		d.stale.on.Store(k)
+		d.stale.reader.Store(k)
 	}
 	d.readStands = d.readStands || kept
 	return true
 }
 
-// outlived notes that by has given back the locks under which a decision stood.
-func (d *decision) outlived(by string) {
+// outlived notes that the locks under which a decision stood are given back. giver says by what, for errors.
+func (d *decision) outlived(giver string) {
 	if d.readStands {
 		d.readStands = false
-		d.stale.by.CompareAndSwap(nil, &by)
+		d.stale.giver.CompareAndSwap(nil, &giver)
 	}
 }
 
 // refuses returns lockerr.ErrStaleRead if st writes and a decision is outstanding. own is the lock context
-// of d. in belongs to the unit in which st is to run; nil if that is still to begin.
-func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, in *relying, st *statement.Statement) error {
-	by, inHold := d.stale.by.Load(), d.stale.inHold.Load()
+// of d. relies is of the unit in which st is to run; nil if that is still to begin.
+func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, relies *relying, st *statement.Statement) error {
+	giver, inHold := d.stale.giver.Load(), d.stale.inHold.Load()
 	if h != nil && h.LockContext != nil && h.LockContext != own { // st adds the keys of another lock context to a transaction
 		other := staleReadOf(h.LockContext)
-		by, inHold = cmp.Or(by, other.by.Load()), inHold || other.inHold.Load()
+		giver, inHold = cmp.Or(giver, other.giver.Load()), inHold || other.inHold.Load()
 	}
 	switch {
-	case by == nil, st.Info.Changes == sqltext.ChangesNothing, d.readStands && !inHold,
+	case giver == nil, st.Info.Changes == sqltext.ChangesNothing, d.readStands && !inHold,
 		h != nil && h.AllowStale,
-		in != nil && (in.fresh || in.allowStale):
+		relies != nil && (relies.fresh || relies.allowStale):
 		return nil
 	}
 	committed := ""
-	if strings.HasPrefix(*by, byCommit) {
+	if strings.HasPrefix(*giver, byCommit) {
 		committed = "its changes are committed, and this statement was not sent: look at what is there already, and finish it; "
 	}
 	return lockerr.With(lockerr.ErrStaleRead, fmt.Errorf("the lock under which this was decided was given back by %s; %s"+
 		"put what belongs together into one mysqllock.Do or transaction (without one, "+
 		"an ORM begins and commits a transaction of its own around each call), "+
-		"or read again before each write", *by, committed))
+		"or read again before each write", *giver, committed))
 }

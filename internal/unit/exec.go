@@ -67,7 +67,8 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}
 	r, res, err := c.runLocked(ctx, h, st)
-	if ctx.Err() != nil && (errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)) && !fromLock(context.Cause(ctx)) {
+	lockEnded := errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)
+	if ctx.Err() != nil && lockEnded && !fromLock(context.Cause(ctx)) {
 		err = c.handle.Error(st.Op(), h, ctx.Err()) // ctx has ended a moment ago, and the lock with it
 	}
 	return r, res, err

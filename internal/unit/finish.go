@@ -74,7 +74,7 @@ func (u *unit) finish(commit bool) error {
 	}
 	var err error
 	switch {
-	case !u.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background()):
+	case u.passesAsItIs():
 		u.passOn()
 	case commit:
 		err = u.sendCommit()
@@ -150,6 +150,12 @@ func (u *unit) sendText() error {
 // unit has locked nothing else, and nothing is to be checked before its COMMIT.
 func (u *unit) passes() bool {
 	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants) == 0 && len(u.outer) == 0
+}
+
+// passesAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing
+// has run in it.
+func (u *unit) passesAsItIs() bool {
+	return !u.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background())
 }
 
 // passOn hands the session over to the next caller, with the lock, when the unit has ended.

@@ -20,7 +20,7 @@ type grant struct {
 	held              strategy.Grant
 	handle            *handle.Handle       // the handle that has taken the grant
 	strategy.Resource                      // with Slots, too, Row is the row that keeps the grant
-	by                strategy.Strategy    // the strategy that has taken the grant
+	taker             strategy.Strategy    // the strategy that has taken the grant
 	since             time.Time            // when the grant was taken
 	first             string               // with Slots, the row of the first slot
 	seen              *handle.Observation  // of the lock; only the first of versions that were asked for together has one
@@ -28,9 +28,9 @@ type grant struct {
 	lasted            func() time.Duration // how long the grant was held: until its end by force, or else until the first call of lasted
 }
 
-// newGrant returns the grant that the strategy by has taken for p.
-func newGrant(k *handle.Handle, p strategy.Resource, by strategy.Strategy, held strategy.Grant) *grant {
-	g := &grant{held: held, handle: k, Resource: p, by: by, since: time.Now()}
+// newGrant returns the grant that the strategy taker has taken for p.
+func newGrant(k *handle.Handle, p strategy.Resource, taker strategy.Strategy, held strategy.Grant) *grant {
+	g := &grant{held: held, handle: k, Resource: p, taker: taker, since: time.Now()}
 	g.lasted = sync.OnceValue(func() time.Duration {
 		var taken interface{ TakenAt() time.Time }
 		if errors.As(g.Err(), &taken) {
@@ -137,8 +137,8 @@ func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
 
 // keeperOf returns which of grants is the lock for which p asks k; nil if none is.
 func keeperOf(k *handle.Handle, p strategy.Resource, grants []*grant) *grant {
-	if at := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, p) }); at >= 0 {
-		return grants[at]
+	if i := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, p) }); i >= 0 {
+		return grants[i]
 	}
 	return nil
 }
@@ -199,22 +199,23 @@ func (g *grant) overError(op string) error {
 	return e
 }
 
-// takeGrant takes a lock that keeps others out, for the caller by. lost is called once, on a goroutine of
-// its own, when the grant may be lost. on lends the connection on which the caller goes on; nil for none.
+// takeGrant takes a lock that keeps others out, for asker. lost is called once, on a goroutine of
+// its own, when the grant may be lost. lender lends the connection on which the caller goes on; nil for none.
 func takeGrant(
-	ctx context.Context, k *handle.Handle, l *handle.Locks, by handle.Caller,
-	p strategy.Resource, wait time.Duration, on *strategy.Lender, lost func(),
+	ctx context.Context, k *handle.Handle, l *handle.Locks, asker handle.Caller,
+	p strategy.Resource, wait time.Duration, lender *strategy.Lender, lost func(),
 ) (*grant, error) {
 	seen, ctx := k.Observe(ctx, p)
 	resources := []strategy.Resource{p}
-	of := l.By(p)
-	held, err := of.Take(ctx, strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(by, l.Sought(p)), Lends: on, Lost: lost})
+	taker := l.By(p)
+	request := strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(asker, l.Sought(p)), Lends: lender, Lost: lost}
+	held, err := taker.Take(ctx, request)
 	if err != nil {
 		err = strategy.Naming(err, resources)
 		seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	g := newGrant(k, p, of, held[0])
+	g := newGrant(k, p, taker, held[0])
 	g.seen = seen
 	seen.Answered(nil, g.ticket(), g.token(), nil)
 	return g, nil

@@ -22,7 +22,7 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 	if err := c.need(ctx); err != nil {
 		return info, err
 	}
-	moved := c.use.in != nil || c.use.awayIn != nil
+	moved := c.use.lastUnit != nil || c.use.awayUnit != nil
 	if !moved && sqltext.Quiet(text) {
 		return info, nil
 	}
@@ -62,7 +62,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 		c.skipped = text
 		return err
 	}
-	c.use.ran, c.use.in = true, nil
+	c.use.ran, c.use.lastUnit = true, nil
 	c.use.setsNext = c.use.setsNext || info.Next != 0
 	if info.Taints || info.Kind == sqltext.Commits {
 		c.use.note(nil, text, info, query, err)

@@ -124,10 +124,10 @@ func (u *unit) lockRest(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// lock takes the row locks of a request of p in the open transaction. first: the request is the first of
+// lock takes the row locks of request i of p in the open transaction. first: the request is the first of
 // its call, so that the transaction goes on if the locks are not granted.
-func (u *unit) lock(ctx context.Context, p *plan, at int, first bool) error {
-	r := p.requests[at]
+func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
+	r := p.requests[i]
 	if r.Wait = p.wait.Left(); r.Wait == 0 {
 		u.ctxState.handle.AwaitEnding(ctx, r.resources)
 	}

@@ -33,8 +33,9 @@ func joins(st *statement.Statement, info server.Info) bool {
 // joinsCommit reports whether st can go out in one text with COMMIT: the server is so far away that this
 // pays, it counts the rows that st changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
-	return st.Last && !st.Query && u.link.Packs(2) && u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() &&
-		len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises && !u.inside() && joins(st, u.l.Info())
+	nothingToAsk := len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises
+	endsByText := u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() && !u.inside()
+	return st.Last && !st.Query && u.link.Packs(2) && nothingToAsk && endsByText && joins(st, u.l.Info())
 }
 
 // certain limits how long a caller whose context has ended is kept for the answer to a write with COMMIT
@@ -82,7 +83,7 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 // the two.
 type lastPacket struct {
 	l    *handle.Locks
-	on   *pool.Conn
+	conn *pool.Conn
 	st   *statement.Statement
 	mark string
 
@@ -92,8 +93,8 @@ type lastPacket struct {
 	err     error
 }
 
-func newPacket(l *handle.Locks, on *pool.Conn, st *statement.Statement) *lastPacket {
-	return &lastPacket{l: l, on: on, st: st, mark: pool.NewMark()}
+func newPacket(l *handle.Locks, conn *pool.Conn, st *statement.Statement) *lastPacket {
+	return &lastPacket{l: l, conn: conn, st: st, mark: pool.NewMark()}
 }
 
 // text returns the text of the write, with its mark.
@@ -101,7 +102,7 @@ func (lp *lastPacket) text() string { return pool.Marked(lp.mark) + lp.st.Text }
 
 // send sends the packet by do.
 func (lp *lastPacket) send(ctx context.Context, do func(context.Context) error) {
-	killable := strategy.Killable{Limits: certain, Conn: lp.on, Mark: lp.mark, Control: lp.l.Control}
+	killable := strategy.Killable{Limits: certain, Conn: lp.conn, Mark: lp.mark, Control: lp.l.Control}
 	lp.stopped, lp.usable, lp.err = killable.Run(ctx, do)
 	if !lp.usable {
 		lp.l.EndQuery(ctx, lp.mark) // else the packet may go on to its COMMIT long after its caller has gone
@@ -120,7 +121,7 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 	switch {
 	case len(lp.answers) > 0:
 	case lp.stopped && server.Uncounted(lp.err):
-		_ = lp.on.Close() // as after any statement whose context ends
+		_ = lp.conn.Close() // as after any statement whose context ends
 		return nil, nil, ctx.Err()
 	case server.Uncounted(lp.err):
 		return nil, nil, lockerr.With(lockerr.ErrLost, fmt.Errorf("the write, or the count of its rows, was ended, "+
@@ -134,12 +135,12 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 	switch committed := len(lp.answers) > 1; {
 	case !committed:
 		if last.err = lp.err; server.Interrupted(lp.err) && !server.Locked(lp.err) {
-			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), lp.on.Conn, lp.err)
+			_, last.err = server.Uncommitted(context.WithoutCancel(ctx), lp.conn.Conn, lp.err)
 		}
 	case handoff != nil && lp.usable:
 		last.locked = handoff.Locked(context.WithoutCancel(ctx), lp.answers[2:], lp.err)
 	case lp.err != nil:
-		lp.on.Taint()
+		lp.conn.Taint()
 	}
 	if len(lp.answers[0]) != 1 {
 		return counted{unknown: server.ErrAnswers}, last, nil
@@ -151,9 +152,9 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 // query sends a caller's query in one text with the lock statement, behind it.
 func query(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Send: func(
-		ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
+		ctx context.Context, conn *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
 	) error {
-		return server.SendInFront(ctx, on.Conn, limit, lock, mark+st.Text, st.Args, granted, st.Answered)
+		return server.SendInFront(ctx, conn.Conn, limit, lock, mark+st.Text, st.Args, granted, st.Answered)
 	}}
 }
 
@@ -165,11 +166,11 @@ func query(st *statement.Statement) *rowlock.Behind {
 //	; SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ ROW_COUNT() LIMIT 1; COMMIT
 func (o *opener) alone(st *statement.Statement) *rowlock.Behind {
 	return &rowlock.Behind{Writes: true, Send: func(
-		ctx context.Context, on *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
+		ctx context.Context, conn *pool.Conn, limit time.Duration, lock, _ string, granted func([][]string) error,
 	) error {
-		lp, locked := newPacket(o.p.l, on, st), false
+		lp, locked := newPacket(o.p.l, conn, st), false
 		lp.send(ctx, func(own context.Context) (err error) {
-			lp.answers, err = server.SendBetween(own, on.Conn, limit, pool.Marked(lp.mark)+lock, func(answer [][]string) error {
+			lp.answers, err = server.SendBetween(own, conn.Conn, limit, pool.Marked(lp.mark)+lock, func(answer [][]string) error {
 				err := granted(answer)
 				locked = err == nil
 				return err

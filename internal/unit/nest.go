@@ -91,13 +91,13 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	return u.finish(false)
 }
 
-// failFrom takes the caller's transactions from index at on out of the unit. What is still to be done in
+// failFrom takes the caller's transactions from index first on out of the unit. What is still to be done in
 // them fails with why.
-func (u *unit) failFrom(at int, why error) {
-	for _, t := range u.stack[at:] {
+func (u *unit) failFrom(first int, why error) {
+	for _, t := range u.stack[first:] {
 		t.failed = why
 	}
-	u.stack = u.stack[:at]
+	u.stack = u.stack[:first]
 }
 
 // endSavepoint ends a transaction that is a savepoint.

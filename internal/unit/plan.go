@@ -35,7 +35,7 @@ type plan struct {
 	// What the locks are taken with: see ready.
 	keeps    *pool.Conn // the connection that the caller has in its hand while it waits; nil for none
 	l        *handle.Locks
-	by       handle.Caller
+	asker    handle.Caller
 	wait     handle.Budget
 	requests []request // for rows and slots, to be sent one after the other
 }
@@ -104,9 +104,9 @@ func (cs *ctxState) mixed(resources []strategy.Resource) error {
 // add adds a resource that is not held, unless something in the plan covers it already.
 func (p *plan) add(resource strategy.Resource) error {
 	sameRow := func(other strategy.Resource) bool { return other.Row == resource.Row && other.Space() == strategy.Rows }
-	if at := slices.IndexFunc(p.rows, sameRow); at >= 0 {
+	if i := slices.IndexFunc(p.rows, sameRow); i >= 0 {
 		switch {
-		case p.rows[at].Shared:
+		case p.rows[i].Shared:
 			return resource.Upgrade()
 		case resource.Slots > 0:
 			resource.Tell(hint.ToldSlot, 0)
@@ -171,12 +171,12 @@ func locksFor(
 // with prepares p to be taken with l. The caller's wait begins. pooled: the caller occupies a connection
 // of database/sql while it waits.
 func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
-	p.l, p.by, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
+	p.l, p.asker, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
 	if p.keeps != nil {
-		p.by.Keeps = p.keeps
+		p.asker.Keeps = p.keeps
 	}
 	ask := func(resources []strategy.Resource, r rowlock.Request) {
-		r.Label, r.Waiting = strategy.Label(resources), s.handle.WaitingFor(p.by, l.Sought(resources...))
+		r.Label, r.Waiting = strategy.Label(resources), s.handle.WaitingFor(p.asker, l.Sought(resources...))
 		p.requests = append(p.requests, request{Request: r, resources: resources})
 	}
 	if len(p.rows) > 0 {
@@ -190,22 +190,22 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 // has reports whether the lock that p asks for is held, by the unit of work or by a hold around.
 func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
-	at := slices.IndexFunc(cs.grants, keeps)
-	if !p.Traits.Excludes && (at < 0 || cs.grants[at].LockContext != p.LockContext) {
+	i := slices.IndexFunc(cs.grants, keeps)
+	if !p.Traits.Excludes && (i < 0 || cs.grants[i].LockContext != p.LockContext) {
 		// The lock context may have remembered a version elsewhere before, whatever is held here.
 		if err := cs.handle.Taken(p.LockContext, false, p); err != nil {
 			return false, err
 		}
 	}
-	if at >= 0 {
-		return true, cs.grants[at].join(p)
+	if i >= 0 {
+		return true, cs.grants[i].join(p)
 	}
-	if at := slices.IndexFunc(around, keeps); at >= 0 {
+	if i := slices.IndexFunc(around, keeps); i >= 0 {
 		if !p.Traits.Excludes {
 			return false, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 				"a hold around has a lease on the key, which keeps others out, but not the transactions that run side by side in the hold"))}
 		}
-		return true, around[at].join(p)
+		return true, around[i].join(p)
 	}
 	if !p.Traits.Table {
 		return false, nil
@@ -277,14 +277,14 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 // about to wait for a lock in the server. It is counted for that only if it holds nothing: else a
 // caller that waits there may wait for it.
 func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
-	by := cs.caller(pooled)
+	asker := cs.caller(pooled)
 	if cs.holds(h) {
 		tickets, _ := cs.held(ctx, cs.handle)
-		by.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
+		asker.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
 		blocks = false
 	}
-	by.Waits = blocks
-	return by
+	asker.Waits = blocks
+	return asker
 }
 
 // holds reports whether a caller with h in cs holds something.

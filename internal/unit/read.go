@@ -64,7 +64,7 @@ func (c *Conn) runRead(
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	r, res, err := c.runHere(ctx, st)
-	if err == nil && r != nil && s.stale.by.Load() != nil {
+	if err == nil && r != nil && s.stale.giver.Load() != nil {
 		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find an error among the rows
 	}
 	if err != nil {
@@ -118,8 +118,8 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	if len(p.outside) == 0 {
 		return nil
 	}
-	on, lent := c.lender(s, p)
-	_, err := s.takeGrants(ctx, p, on)
+	lender, lent := c.lender(s, p)
+	_, err := s.takeGrants(ctx, p, lender)
 	if *lent {
 		c.link.EndTurn()
 	}
@@ -133,7 +133,7 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 // lender lends the connection to a strategy that reads versions. If c has no connection yet, and only
 // versions are to be taken, the strategy may take one for c, provided that one is ready: the query needs
 // it right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
-func (c *Conn) lender(s *ctxState, p *plan) (on *strategy.Lender, lent *bool) {
+func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
@@ -231,12 +231,12 @@ func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *stateme
 	if err := u.join(ctx, h); err != nil {
 		return nil, nil, err
 	}
-	st.Last = len(u.stack) == 0 && u.hold == nil
+	st.Last = !u.inside()
 	r, res, err := c.runIn(ctx, u, st)
 	if inPart(st, err) && !u.inside() {
 		_ = u.finish(false)
 	}
-	if err != nil || len(u.stack) > 0 || u.hold != nil || st.Query && st.Info.Kind == sqltext.Read {
+	if onlyReads := st.Query && st.Info.Kind == sqltext.Read; err != nil || u.inside() || onlyReads {
 		return r, res, err
 	}
 	if err := u.commitOrKeep(); err != nil {

@@ -117,8 +117,8 @@ func (s *Stmt) keep(ctx context.Context) error {
 
 // isAt notes that base is the statement, prepared on the present connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
-	if s.base, s.at = base, s.c.appConn; s.c.handle.Bounded() {
-		s.at.stmts.own = append(s.at.stmts.own, &s.baseStmt)
+	if s.base, s.preparedOn = base, s.c.appConn; s.c.handle.Bounded() {
+		s.preparedOn.stmts.own = append(s.preparedOn.stmts.own, &s.baseStmt)
 	}
 }
 
@@ -127,7 +127,7 @@ func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.
 	switch {
 	case s.kept:
 		return s.c.prepared(ctx, s.text, typesOf(args))
-	case s.at != s.c.appConn: // the connection on which it was prepared has been given back
+	case s.preparedOn != s.c.appConn: // the connection on which it was prepared has been given back
 		err = s.prepare(ctx, false)
 	}
 	return s.base, err
@@ -142,10 +142,10 @@ func (s *Stmt) Close() error {
 		return nil
 	}
 	if s.c.handle.Bounded() {
-		if s.at != s.c.appConn {
+		if s.preparedOn != s.c.appConn {
 			return nil // closeOwn has closed it when the connection was given back
 		}
-		s.at.stmts.own = slices.DeleteFunc(s.at.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
+		s.preparedOn.stmts.own = slices.DeleteFunc(s.preparedOn.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
 	}
 	_ = s.c.link.AwaitTurn(context.Background())
 	defer s.c.link.EndTurn()
@@ -206,7 +206,7 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
 	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, Kept: s.kept}
 	switch {
-	case !s.kept && s.at == s.c.appConn:
+	case !s.kept && s.preparedOn == s.c.appConn:
 		st.Stmt, st.On = s.base, s.c.link.Conn
 	case s.kept && s.c.tx == nil: // the connection was only to prepare the statement, which may have to wait now
 		s.c.release()

@@ -165,12 +165,12 @@ func (t *Tx) Rollback() error {
 }
 
 func (t *Tx) end(commit bool) error {
-	at := &t.c.tx // the transaction around t is the connection's open one again
-	for *at != nil && *at != t {
-		at = &(*at).prev
+	place := &t.c.tx // the transaction around t is the connection's open one again
+	for *place != nil && *place != t {
+		place = &(*place).prev
 	}
-	if *at == t {
-		*at = t.prev
+	if *place == t {
+		*place = t.prev
 	}
 	if t.shape == txPlain {
 		end := t.base.Rollback

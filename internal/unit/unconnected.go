@@ -16,7 +16,8 @@ import (
 // could be opened because of err. If the call asks for a lock, the error says so, and an observer is told.
 func Unconnected(ctx context.Context, k *handle.Handle, start time.Time, err error) error {
 	h, ok := hint.From(ctx)
-	if !ok || h.Err != nil || h.LockContext == nil || errors.Is(err, driver.ErrBadConn) { // then database/sql tries again
+	asks := ok && h.Err == nil && h.LockContext != nil
+	if !asks || errors.Is(err, driver.ErrBadConn) { // after ErrBadConn database/sql tries again
 		return err
 	}
 	s := ctxStateOf(k, h.LockContext)

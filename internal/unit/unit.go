@@ -293,7 +293,9 @@ func (u *unit) lose(cause error, gone bool) {
 	u.free()
 	u.cancelHolds()
 	// Outside of a transaction, the application would not hear of the loss otherwise.
-	if own := u.until != nil; u.hold == nil && (own && len(u.stack) == 0 && !u.keep || conflict && (own || u.ctxState.until != nil)) {
+	noTransaction := u.until != nil && len(u.stack) == 0 && !u.keep
+	conflictAfterReads := conflict && (u.until != nil || u.ctxState.until != nil)
+	if u.hold == nil && (noTransaction || conflictAfterReads) {
 		u.ctxState.failed = u.cause // what was decided in the unit must not be written without its lock
 	}
 	if len(u.stack) == 0 {

@@ -31,36 +31,36 @@ import (
 // See [Conn.outside] and [Conn.fit].
 type use struct {
 	ran      bool         // a statement has run in this use
-	in       *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this one
+	lastUnit *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this one
 	left     sqltext.Left // what statements have left on this connection
 	setsNext bool         // a statement has said what the next transaction on this connection is to be
 	away     sqltext.Left // what statements have left on other connections
-	awayIn   *unit        // the unit in which they have left it; nil for none
+	awayUnit *unit        // the unit in which they have left it; nil for none
 	tied     bool         // left has, or has had, something
 }
 
 // anew stands for a unit that is still to begin, on a session.
 var anew = new(unit)
 
-// note notes a statement that has run in the unit in, on another connection; in is nil if it ran on this one.
-func (u *use) note(in *unit, text string, info sqltext.Info, query bool, err error) {
-	u.ran, u.in = true, in
+// note notes a statement that has run in the unit ranIn, on another connection; nil if it ran on this one.
+func (u *use) note(ranIn *unit, text string, info sqltext.Info, query bool, err error) {
+	u.ran, u.lastUnit = true, ranIn
 	if !info.Taints && info.Kind != sqltext.Commits { // the statement leaves nothing, and takes nothing away
 		return
 	}
-	if in == nil {
+	if ranIn == nil {
 		u.left.Note(text, info, query, err)
 		u.tied = u.tied || info.Taints
 		return
 	}
 	u.away.Note(text, info, query, err)
-	if u.awayIn == nil && (u.away.String() != "" || u.away.UserVariables()) {
-		u.awayIn = in
+	if u.awayUnit == nil && (u.away.String() != "" || u.away.UserVariables()) {
+		u.awayUnit = ranIn
 	}
 }
 
 // matters reports whether later statements of the use may depend on earlier ones.
-func (u *use) matters() bool { return u.tied || u.in != nil || u.awayIn != nil }
+func (u *use) matters() bool { return u.tied || u.lastUnit != nil || u.awayUnit != nil }
 
 // newUse begins a new use of the connection.
 func (c *Conn) newUse() { c.use = use{} }
@@ -68,8 +68,8 @@ func (c *Conn) newUse() { c.use = use{} }
 // missed returns, for errors, what in left a statement would lack on another connection; "" for nothing.
 // st is nil for BEGIN.
 func missed(left *sqltext.Left, st *statement.Statement) string {
-	if by := left.String(); by != "" {
-		return "an earlier statement (" + by + ") has left something"
+	if text := left.String(); text != "" {
+		return "an earlier statement (" + text + ") has left something"
 	}
 	if st != nil && left.UserVariables() && st.Recalls() {
 		return "an earlier statement has set a user variable"
@@ -77,23 +77,23 @@ func missed(left *sqltext.Left, st *statement.Statement) string {
 	return ""
 }
 
-// misses returns an error if st must not run in the unit to, on another connection, or on this one if to is
+// misses returns an error if st must not run in the unit target, on another connection, or on this one if target is
 // nil: an earlier statement of the use has left something that st would lack there. st is nil for BEGIN, h
 // without a hint.
-func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit) error {
+func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *unit) error {
 	refuse := func(format string, args ...any) error {
 		err := lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(format, args...))
 		switch {
-		case to != nil && to != anew:
-			return to.error(op, err)
+		case target != nil && target != anew:
+			return target.error(op, err)
 		case h == nil:
 			return &lockerr.Error{Op: op, Err: err}
 		}
 		return c.handle.Error(op, h, err)
 	}
-	if to != nil || h != nil && c.tx == nil {
+	if target != nil || h != nil && c.tx == nil {
 		left := missed(&c.use.left, st)
-		if left == "" && to == anew && c.use.setsNext && c.texts.next != 0 {
+		if left == "" && target == anew && c.use.setsNext && c.texts.next != 0 {
 			left = "an earlier statement (SET TRANSACTION) has left something"
 		}
 		if left != "" {
@@ -102,13 +102,13 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, to *unit
 				"or ask for the lock over another connection", left)
 		}
 	}
-	if c.use.awayIn != nil && c.use.awayIn != to {
+	if c.use.awayUnit != nil && c.use.awayUnit != target {
 		if left := missed(&c.use.away, st); left != "" {
 			return refuse("%s on the connection of the lock that it ran under, and this one runs on another; "+
 				"run both in one transaction, or in one mysqllock.Do", left)
 		}
 	}
-	if st != nil && c.use.ran && c.use.in != to && st.Recalls() {
+	if st != nil && c.use.ran && c.use.lastUnit != target && st.Recalls() {
 		return refuse("the statement asks for what the one before it has left (LAST_INSERT_ID and the like), " +
 			"and that ran on another connection; " +
 			"use its sql.Result, or run both in one transaction, or in one mysqllock.Do")
