@@ -13,11 +13,11 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Apps are the connections for statements of the application, of a handle with a budget.
+// Apps returns the pool of connections for statements of the application. Only a handle with a budget has it.
 func (h *Handle) Apps() *pool.Pool { return h.apps }
 
-// reservedConns is how many connections of a budget are for control alone: one that waits
-// for a row must not keep a waiter from being killed.
+// reservedConns returns how many connections of a budget are for control alone. A larger budget has two, since
+// a control connection that waits for a row must not keep a waiter from being killed.
 func reservedConns(maxConns int) int {
 	if maxConns < 8 {
 		return 1
@@ -25,12 +25,11 @@ func reservedConns(maxConns int) int {
 	return 2
 }
 
-// lockKinds is how many pools of lock connections there are, for leases and for advisory locks. A
-// budget keeps a connection for each: callers that have all others may each ask for such a lock.
+// lockKinds is how many pools of lock connections there are: one for leases, one for advisory locks. A
+// budget keeps a connection for each, since callers that have all others may each ask for such a lock.
 const lockKinds = 2
 
-// App takes a connection for statements of the application, from a budget; wait is as for
-// acquire.
+// App takes a connection for statements of the application, from the budget. wait is as for acquire.
 func (h *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
 	h.waiters.Add(1)
 	defer h.waiters.Add(-1)
@@ -38,8 +37,8 @@ func (h *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.
 	return link, pool.ExplainFull(err)
 }
 
-// Session takes a session. by.Beside says that the caller has a connection of database/sql in its hand for as long
-// as it needs the session.
+// Session takes a session. by.Beside says that the caller has a connection of database/sql in its hand for
+// as long as it needs the session.
 func (h *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
 	by.Pooled = by.Pooled && !by.Beside && !l.sessions.Ready()
 	ctx, done, err := h.waiting(ctx, by, Sought{})
@@ -50,15 +49,15 @@ func (h *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Dur
 	return h.acquire(ctx, l.sessions, by, wait)
 }
 
-// Short says which bound keeps a caller from a session now; nil for none.
+// Short returns which bound keeps a caller from a session now; nil if none does.
 func (l *Locks) Short() error { return l.sessions.Exhausted() }
 
-// Far reports whether the server is so far that round trips count more than its work.
+// Far reports whether the server is so far away that round trips cost more than the server's work.
 func (l *Locks) Far() bool { return l.sessions.Far() }
 
-// acquire takes a connection of p. The caller queues until ctx ends, as it does in
-// database/sql. Only if for the length of wait, and for a second, it has not moved up, it
-// gives up: all connections may be held by units of work that need one more each.
+// acquire takes a connection of p. The caller queues until ctx ends, as it does in database/sql. It gives up
+// earlier only if it has not moved up for as long as wait, and for at least a second: then units of work
+// that each need one more connection may have them all.
 func (h *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
 	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer, Beside: by.Beside}
 	if h.Bounded() {
@@ -71,8 +70,8 @@ func (h *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time
 	return link, err
 }
 
-// Sample is a connection of the base driver, which may be closed or in use: for what all
-// of them have in common. It calls open if none was opened yet.
+// Sample returns a connection of the base driver, which may be closed or in use: it serves to look at what
+// all connections have in common. If no connection was opened yet, Sample calls open.
 func (h *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (driver.Conn, error) {
 	if sample := h.sample.Load(); sample != nil {
 		return *sample, nil
@@ -93,8 +92,8 @@ func (h *Handle) Sample(ctx context.Context, open func() (driver.Conn, error)) (
 	return conn, err
 }
 
-// connect opens a connection for a session, which will do for a sample: callers that have all
-// connections of the budget as their sessions may need one to go on.
+// connect opens a connection for a session, and keeps it as the sample: callers that have all connections
+// of the budget as their sessions may need a sample to go on.
 func (h *Handle) connect(ctx context.Context) (driver.Conn, error) {
 	conn, err := h.connectOr(ctx, h.connectors.Session, h.connectors.App)
 	if err == nil {
@@ -103,8 +102,8 @@ func (h *Handle) connect(ctx context.Context) (driver.Conn, error) {
 	return conn, err
 }
 
-// connectOr opens a connection of several, or one of single: what lies between here and
-// the server may refuse connections that could run several statements in a text.
+// connectOr opens a connection by the connector several. If that is refused, it uses single: a proxy in front
+// of the server may refuse connections that could run several statements in a text.
 func (h *Handle) connectOr(ctx context.Context, several, single driver.Connector) (driver.Conn, error) {
 	conn, err := several.Connect(ctx)
 	if h.connectors.splits() && server.Unsupported(err) {
@@ -113,8 +112,8 @@ func (h *Handle) connectOr(ctx context.Context, several, single driver.Connector
 	return conn, err
 }
 
-// RunsTexts reports whether the base driver runs statements without preparing them. If it
-// does not, a statement that it is asked to prepare need not be one that will run again.
+// RunsTexts reports whether the base driver runs statements without preparing them. If it does not,
+// database/sql prepares each statement, also one that will not run again.
 func (h *Handle) RunsTexts() bool {
 	sample := h.sample.Load()
 	if sample == nil {
@@ -125,18 +124,19 @@ func (h *Handle) RunsTexts() bool {
 	return execs && queries
 }
 
-// ErrUnusable is of a caller whose connection, that of a sql.Conn or a transaction, is of no use for a lock.
-// It is none on which database/sql closes the connection: it would wait for the end of the rows.
+// ErrUnusable is the error of a caller with a sql.Conn or a transaction whose connection is of no use for a
+// lock. On an error such as driver.ErrBadConn, database/sql would close the connection, and wait for the
+// end of the rows.
 var ErrUnusable = lockerr.With(lockerr.ErrExhausted, errors.New(
 	"rows are still being read from this connection (close them first), or it is broken; the lock is not held"))
 
-// WatchesPool reports whether [Handle.SeePool] is worth a call: with a budget
-// database/sql should bound nothing, and an observer is told once if it does.
+// WatchesPool reports whether [Handle.SeePool] is worth a call. With a budget database/sql should bound
+// nothing, and an observer is told once if it does.
 func (h *Handle) WatchesPool() bool {
 	return h.Bounded() && h.Settings.Observe != nil && !h.poolBound.Load()
 }
 
-// SeePool looks at what database/sql counts of a handle with a budget.
+// SeePool looks at the numbers of database/sql's pool, for a handle with a budget.
 func (h *Handle) SeePool(s sql.DBStats) {
 	bound, budget := s.MaxOpenConnections, h.Settings.MaxConns
 	if bound == 0 || bound > budget && s.WaitCount == 0 || h.poolBound.Swap(true) {

@@ -13,8 +13,8 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// name tells the key of a resource from the same one of another kind, or in another lock
-// table, for all processes.
+// name returns a name for the row of p that all processes share. It differs from the names of the same key
+// of another kind, or in another lock table.
 func (l *Locks) name(p strategy.Resource) string {
 	if !p.Traits.Table {
 		return p.Strategy + p.Row
@@ -22,8 +22,8 @@ func (l *Locks) name(p strategy.Resource) string {
 	return l.table.String() + p.Row
 }
 
-// held are the names, to l, of the resources that a caller has, without slots: others can give a
-// slot back.
+// held returns the names of the resources that a caller has, without slots: another holder can give a slot
+// back.
 func (l *Locks) held(resources []strategy.Resource) (names []string) {
 	for _, p := range resources {
 		if p.Slots == 0 {
@@ -34,19 +34,20 @@ func (l *Locks) held(resources []strategy.Resource) (names []string) {
 }
 
 const (
-	// circleAfter is for how long a caller waits before it looks for others, in other
-	// processes, that wait for what it has, and circleEvery how often it does from then on.
+	// circleAfter is how long a caller waits before it looks for a deadlock with another process, and
+	// circleEvery how often it looks from then on.
 	circleAfter, circleEvery = 3 * time.Second, time.Second
-	// mostPairs is how many pairs of keys it does so for.
+	// mostPairs is for how many pairs of a held and a wanted key it looks.
 	mostPairs = 16
 )
 
-// watchCircles has one of two callers give way, if they are in different processes and
-// each has what the other waits for. A caller whose wanted key comes after the one that
-// it has shows that it waits, by a named lock of the server. A caller whose wanted key
-// comes before looks for such a lock, and gives way if there is one. So it is always the
-// same of the two, and a caller that waits for one that waits for nobody does not give
-// way. end is called if this one is to.
+// watchCircles ends deadlocks between two processes, in which each of two callers holds the key for which
+// the other one waits. One of the two gives way.
+//
+// A caller whose wanted key comes after the key that it holds shows its wait, by a named lock of the server.
+// A caller whose wanted key comes before looks for such a named lock, and gives way if there is one. So it is
+// always the same of the two, and a caller does not give way to one that waits for nobody. watchCircles calls
+// end if the caller is to give way.
 func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
 	var show, look []string
 	for _, has := range held {
@@ -94,7 +95,7 @@ func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strate
 	}
 }
 
-// shown returns the id of a connection that has one of the named locks; "" if none has.
+// shown returns the id of a connection that has one of the named locks; "" if there is none.
 func (l *Locks) shown(ctx context.Context, names []string) string {
 	ctx, cancel := server.Within(ctx, circleEvery)
 	defer cancel()

@@ -1,21 +1,24 @@
-// Package handle has what one database handle needs for its locks: connections,
-// strategies, waiters, and the locks held now. What is done with them is up to units of
-// work, which it does not know.
+// Package handle has what one database handle needs for its locks: connections, strategies, waiters, and
+// the locks held now. Units of work use all of it, but the package does not know them.
 //
 // # Connections
 //
-// All that runs in a transaction with a lock runs on a session. Connections of database/sql are for the rest. Without
-// maxConns each of them is a real one. The session of a transaction of BeginTx, or of a single write, stands beside it,
-// idle as it is meanwhile, and so is not counted against lockMaxConns. With maxConns each is light: it has a real one, out
-// of the budget, only while it needs it. If database/sql closes a light one that has none, an idle real one is closed in
-// its place, the one that was opened first: so SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime work. It was tried
-// to have light ones always, with a budget without a bound (MySQL 9.7, MariaDB 10.11), and not taken:
-//   - Little would go, some 45 lines. [Handle.StarvationGuard] stays: SetMaxOpenConns bounds light ones, too, and
-//     callers that wait have them. Without it a holder's next statement gets none, whatever is free
-//     behind (TestHolderGetsThroughAFullPool).
-//   - What db.Prepare has prepared stays so after its Close.
-//   - A statement without a lock costs 0.3 to 0.6 µs more, a transaction 8 (BenchmarkLight): its BeginTx walks the
-//     stack, to see whether it is of the pool. Without that walk the client's CPU for a query or a
+// All statements in a transaction with a lock run on a session. Other statements run on connections of database/sql.
+//
+// Without maxConns each connection of database/sql is a real one. A transaction of BeginTx, or a single write, occupies
+// one of them, which is idle, beside its session. So that session is not counted against lockMaxConns.
+//
+// With maxConns each connection of database/sql is light: it has a real connection, out of the budget, only while it
+// needs one. If database/sql closes a light connection that has no real one, the handle closes an idle real connection in
+// its place, the one that was opened first: so SetMaxIdleConns, SetConnMaxIdleTime and SetConnMaxLifetime work.
+//
+// Light connections without maxConns, with a budget without a bound, were tried (MySQL 9.7, MariaDB 10.11) and not taken:
+//   - They would save little, some 45 lines. [Handle.StarvationGuard] would stay: SetMaxOpenConns bounds light
+//     connections, too, and callers that wait occupy them. Without the guard a holder's next statement gets no light
+//     connection, however many real ones are free (TestHolderGetsThroughAFullPool).
+//   - Statements of db.Prepare would stay prepared after their Close.
+//   - A statement without a lock costs 0.3 to 0.6 µs more, a transaction 8 (BenchmarkLight): BeginTx walks the stack, to
+//     see whether database/sql calls it for its pool. Without that walk the client's CPU for a query or a
 //     transaction over TCP is 0 to 8 % more. A query enters 45 functions, and not 20 (make ways).
 package handle
 
@@ -32,23 +35,22 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Settings is what a database handle was told, checked and completed: see
-// mysqllock.Config.
+// Settings are the settings of a database handle, checked and completed: see mysqllock.Config.
 type Settings struct {
-	// What strategies were told, where an empty Namespace is the database's name. The rest of what
-	// they get is made when the server is known: see [Handle.makeStrategies].
+	// Config has the settings of strategies, where an empty Namespace stands for the database's name. Its
+	// other fields are set when the server is known: see [Handle.makeStrategies].
 	strategy.Config
 
 	Strategy     string
 	Wait         time.Duration
 	MaxConns     int           // the budget of connections; 0 without one
 	LockMaxConns int           // the most sessions; leases and advisory locks may have as many each
-	LongHold     time.Duration // of a hold that is told while it lasts; 0 for none
-	SlowWait     time.Duration // of a wait after which the holder is asked for; 0 for none
+	LongHold     time.Duration // after which the observer is told that a hold still lasts; 0 for never
+	SlowWait     time.Duration // after which a waiter's handle asks who holds the lock; 0 for never
 	Required     *Required     // nil if no table needs a lock
 
-	// How the observer is told: see mysqllock.Observer and mysqllock.Tracer. Observe is nil if
-	// there is no observer, the others if it is no Tracer.
+	// Observe, Asking and Releasing tell the observer: see mysqllock.Observer and mysqllock.Tracer.
+	// Observe is nil without an observer, the others if the observer is no Tracer.
 	Observe   func(context.Context, Event)
 	Asking    func(context.Context, Event) context.Context
 	Releasing func(context.Context, Event)
@@ -88,14 +90,14 @@ type Handle struct {
 	Settings        Settings
 	StarvationGuard starvationGuard // how many connections of database/sql there are, and how many wait
 
-	poolBound atomic.Bool // the observer was told that database/sql bounds a handle with a budget
+	poolBound atomic.Bool // the observer was told that database/sql bounds the handle, although that has a budget
 
-	conns    *pool.Budget                // nil without one, with the three below
+	conns    *pool.Budget                // the budget; nil without one, as the three below
 	apps     *pool.Pool                  // connections for statements of the application
 	endKills func()                      // ends the killing of abandoned statements
 	sample   atomic.Pointer[driver.Conn] // see Sample
 
-	wrappers sync.Map // of drivers: those above this one, by their names
+	wrappers sync.Map // the wrappers of drivers above this driver, by their names
 
 	sampling chan struct{} // holds a token while somebody looks for the sample
 
@@ -104,21 +106,21 @@ type Handle struct {
 
 	asking chan struct{} // holds a token while somebody asks who has kept a caller waiting
 
-	held    heldLocks    // what it holds now
+	held    heldLocks    // the locks that units of work and holds of the handle have now
 	waiters atomic.Int64 // callers that wait, for a lock or for a connection to take it on
-	waits   ages         // of locks that are asked for now
+	waits   ages         // how long locks have been asked for, of those not answered yet
 
 	packets packets // which servers take several statements in a text
 
 	manual atomic.Bool           // new connections are not in autocommit
 	locks  atomic.Pointer[Locks] // made at the first hint
 	doubt  atomic.Bool           // the server may be another one by now, or in another role
-	former []*Locks              // made for what it was before; guarded by mu
+	former []*Locks              // made for servers, or roles, from before a failover; guarded by mu
 	making singleflight.Group
-	mu     sync.Mutex // held while they are made or closed
+	mu     sync.Mutex // held while Locks are made or closed
 }
 
-// New returns a handle that is to be closed. It connects to nothing.
+// New returns a handle, which must be closed. New connects to nothing.
 func New(c Connectors, s Settings) *Handle {
 	ctx, stop := context.WithCancel(context.Background())
 	h := &Handle{connectors: c, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
@@ -159,7 +161,7 @@ func (h *Handle) RenewNow() {
 	}
 }
 
-// Stats has the fields of mysqllock.PoolStats, in the same order: one converts to the other.
+// Stats has the fields of mysqllock.PoolStats, in the same order, so that one converts to the other.
 type Stats struct {
 	pool.Stats
 	Waiters                        int
@@ -168,7 +170,7 @@ type Stats struct {
 	App, Leases, Advisory, Control pool.Stats
 }
 
-// Stats returns the counts of now.
+// Stats returns the present numbers.
 func (h *Handle) Stats() Stats {
 	l := h.locks.Load()
 	s := Stats{
@@ -187,13 +189,13 @@ func (h *Handle) Stats() Stats {
 	return s
 }
 
-// Holds reports whether a lock is held, or a unit of work is open.
+// Holds reports whether the handle holds a lock, or has a unit of work open.
 func (h *Handle) Holds() bool {
 	l := h.locks.Load()
 	return h.held.any() || l != nil && l.inUse()
 }
 
-// Doubt notes that the server may not be what it was.
+// Doubt notes that the server may be another one by now, or in another role.
 func (h *Handle) Doubt() { h.doubt.Store(true) }
 
 // Closed reports whether the handle is closed.
@@ -202,11 +204,12 @@ func (h *Handle) Closed() bool { return h.ctx.Err() != nil }
 // OnClose has f called when the handle is closed, unless stop is called before.
 func (h *Handle) OnClose(f func()) (stop func() bool) { return context.AfterFunc(h.ctx, f) }
 
-// Manual reports whether new connections are not in autocommit, if anybody has looked yet.
+// Manual reports whether new connections are not in autocommit. known is false if no connection has shown it
+// yet.
 func (h *Handle) Manual() (manual, known bool) { return h.manual.Load(), h.locks.Load() != nil }
 
-// ByCalls reports whether transactions on sessions begin and end by calls of the base driver, where the application
-// has made its connector itself, and may be looking for them.
+// ByCalls reports whether transactions on sessions begin and end by calls of the base driver. They do if the
+// application has made its connector itself: it may look for these calls.
 func (h *Handle) ByCalls() bool { return !h.connectors.Session.Several }
 
 // Bounded reports whether the handle has a budget of connections (maxConns).

@@ -17,31 +17,31 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Held is a lock that a unit of work, or a hold, has on a resource, or a version that it remembers.
-// An error that names a holder asks whether it is this process; a statement, whether its lock context
-// holds the key through another handle; and a caller that would not wait, whether the key is being
-// given back.
+// Held is a lock that a unit of work, or a hold, has on a resource, or a version that it remembers. It
+// answers three questions. An error that names a holder asks whether that is this process. A statement asks
+// whether its lock context holds the key through another handle. And a caller that would not wait asks
+// whether the key is being given back.
 type Held struct {
 	strategy.Resource
 	k       *Handle
-	lockCtx *hint.LockContext // that has asked for it; nil outside of any
+	lockCtx *hint.LockContext // the lock context that has asked for the lock; nil outside of any
 	since   time.Time
-	apart   bool // its holder needs a connection of database/sql for its next statement
+	apart   bool // the holder needs a connection of database/sql for its next statement
 	read    atomic.Bool
 
 	// Guarded by heldLocks.mu.
-	until <-chan struct{} // of the context that ends it; nil for none
-	over  chan struct{}   // closed when it is given back; nil while nobody waits for that
+	until <-chan struct{} // Done of the context that ends the lock; nil for none
+	over  chan struct{}   // closed when the lock is given back; nil while nobody waits for that
 }
 
-// heldLocks has what a handle holds that keeps others out, by row. Versions are not in it: they go with
-// their lock context, which may never give them back.
+// heldLocks are the locks of a handle that keep others out, by row. Versions are not among them: they go
+// with their lock context, which may never give them back.
 type heldLocks struct {
 	mu sync.Mutex
 	on map[string][]*Held
 }
 
-// holdings are what units of work hold in a lock context, through any handle.
+// holdings are the locks and versions that units of work have in one lock context, through any handle.
 type holdings struct {
 	mu   sync.Mutex
 	held []*Held
@@ -53,7 +53,7 @@ func holdingsOf(s *hint.LockContext) *holdings {
 	return s.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
 }
 
-// Enter notes that a unit of work holds p until Leave. apart: it is held beside the connections of
+// Enter notes that a unit of work has p until Leave. apart: the lock is held beside the connections of
 // database/sql.
 func (h *Handle) Enter(p strategy.Resource, apart bool) *Held {
 	held := h.enter(&Held{Resource: p, k: h, lockCtx: p.LockContext, apart: apart})
@@ -66,7 +66,7 @@ func (h *Handle) Enter(p strategy.Resource, apart bool) *Held {
 	return held
 }
 
-// EnterHold is Enter for a hold that was taken in lockCtx; nil outside of any.
+// EnterHold is Enter for a hold that was taken in lockCtx; lockCtx is nil outside of any.
 func (h *Handle) EnterHold(p strategy.Resource, lockCtx *hint.LockContext) *Held {
 	return h.enter(&Held{Resource: p, k: h, lockCtx: lockCtx, apart: true})
 }
@@ -88,14 +88,14 @@ func (h *Handle) enter(held *Held) *Held {
 	return held
 }
 
-// Until notes that h ends with the context whose Done is done.
+// Until notes that the lock h ends with the context whose Done is done.
 func (h *Held) Until(done <-chan struct{}) {
 	h.k.held.mu.Lock()
 	defer h.k.held.mu.Unlock()
 	h.until = done
 }
 
-// Leave notes that h was given back. Calls after the first do nothing.
+// Leave notes that the lock h was given back. Calls after the first do nothing.
 func (h *Held) Leave() {
 	if h.LockContext != nil {
 		all := holdingsOf(h.LockContext)
@@ -108,7 +108,7 @@ func (h *Held) Leave() {
 	}
 }
 
-// leave takes h out, and reports whether it was in.
+// leave removes h, and reports whether h was there.
 func (hl *heldLocks) leave(h *Held) bool {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
@@ -125,14 +125,15 @@ func (hl *heldLocks) leave(h *Held) bool {
 	return true
 }
 
-// any reports whether something is held.
+// any reports whether a lock is held.
 func (hl *heldLocks) any() bool {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
 	return len(hl.on) > 0
 }
 
-// oldest is for how long the oldest is held; 0 without any. A leadership is to last.
+// oldest returns for how long the oldest lock is held; 0 without any. Leaderships do not count, since they
+// are to last.
 func (hl *heldLocks) oldest() (age time.Duration) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
@@ -146,9 +147,9 @@ func (hl *heldLocks) oldest() (age time.Duration) {
 	return age
 }
 
-// Recognised completes the holder in err, of a request for resources in lockCtx, where it is
-// this handle. A key that is held exclusively has no other holder; of a shared one the
-// name that it goes by has to be ours.
+// Recognised completes the holder in err, the error of a request for resources in lockCtx, if this handle is
+// the holder. An exclusive key that this handle holds has no other holder. Of a shared one, the program
+// name of the holder must be that of this process.
 func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...strategy.Resource) error {
 	var e *lockerr.Error
 	if !errors.As(err, &e) || e.Holder == nil {
@@ -159,13 +160,13 @@ func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...s
 	for _, p := range resources {
 		space := p.Space()
 		if p.Traits.Table && !p.Traits.Excludes {
-			space = strategy.Rows // it waits for those who exclude
+			space = strategy.Rows // a version waits for strategies that exclude
 		}
 		for _, held := range h.held.on[p.Row] {
 			if held.Space() != space || held.Shared && e.Holder.Program != h.Settings.Owner {
 				continue
 			}
-			holder := *e.Holder // others may have it, too
+			holder := *e.Holder // other errors may point to the same Holder
 			holder.ThisProcess = true
 			holder.ThisContext = holder.ThisContext || held.lockCtx != nil && held.lockCtx == lockCtx
 			e.Holder = &holder
@@ -174,8 +175,8 @@ func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...s
 	return err
 }
 
-// Explained completes err, with which a statement without a lock context has failed, where
-// that is the error of a row that stayed locked: by a transaction of this handle, perhaps.
+// Explained completes err, with which a statement without a lock context has failed, if a row stayed locked:
+// perhaps a transaction of this handle has locked it.
 func (h *Handle) Explained(err error) error {
 	if !server.Locked(err) {
 		return err
@@ -195,7 +196,7 @@ func (h *Handle) Explained(err error) error {
 		" pass it the context of the lock", strings.Join(keys, ", "), more))
 }
 
-// inTransactions returns the keys that are held in transactions.
+// inTransactions returns the keys of the locks that are held in transactions.
 func (hl *heldLocks) inTransactions() (keys []string) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
@@ -209,11 +210,12 @@ func (hl *heldLocks) inTransactions() (keys []string) {
 	return keys
 }
 
-// givingBack bounds how long a caller that would not wait does so for what its own
-// process is giving back.
+// givingBack bounds how long a caller that would not wait does wait for a lock that its own process is
+// giving back.
 const givingBack = time.Second
 
-// AwaitEnding waits until what is held of resources although its context has ended was given back.
+// AwaitEnding waits until those locks on resources are given back that are still held although their context
+// has ended.
 func (h *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource) {
 	var limit <-chan time.Time
 	for {
@@ -236,8 +238,8 @@ func (h *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource)
 	}
 }
 
-// ending returns a channel that is closed when a lock on one of resources was given back whose
-// context has ended; nil where there is none.
+// ending returns a channel that is closed when such a lock on one of resources is given back; nil if there is
+// none.
 func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
@@ -260,23 +262,22 @@ func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	return nil
 }
 
-// HeldElsewhere reports whether units of work of the lock context hold something through
-// other handles.
+// HeldElsewhere reports whether units of work of the lock context s hold something through other handles.
 func (h *Handle) HeldElsewhere(s *hint.LockContext) bool {
 	return h.elsewhere(s, func(*Held) bool { return true })
 }
 
-// Read notes that a query in a transaction, or hold, that has h has returned data.
+// Read notes that a query has returned data in a transaction, or hold, that has h.
 func (h *Held) Read() { h.read.Store(true) }
 
-// ReadElsewhere reports whether the lock context has read, in a transaction or hold that is still
-// open, under a version of another handle. A version keeps nobody out, and is not compared if the
-// decision is written through this one.
+// ReadElsewhere reports whether the lock context s has read under a version of another handle, in a
+// transaction or hold that is still open. A version keeps nobody out, and is not compared if the decision is
+// written through this handle.
 func (h *Handle) ReadElsewhere(s *hint.LockContext) bool {
 	return h.elsewhere(s, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
 }
 
-// elsewhere reports whether something that the lock context holds through another handle is so.
+// elsewhere reports whether is holds for something that the lock context s has through another handle.
 func (h *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
 	if s == nil {
 		return false
@@ -287,11 +288,12 @@ func (h *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
 	return slices.ContainsFunc(all.held, func(held *Held) bool { return held.k != h && is(held) })
 }
 
-// Taken returns an error where another unit of work has one of resources, which the one that asks with
-// the lock context s does not hold, because a statement asked for it there with s: through another
-// handle or, unless only that is looked for, in another transaction of this one.
-// To wait for that would be to wait for oneself, or often would be; and a version that is remembered
-// anew is not the one under which the lock context may have read.
+// Taken returns an error if another unit of work has one of resources because a statement with the same lock
+// context s has asked for it there: through another handle, or in another transaction of this handle. With
+// onlyElsewhere Taken looks for other handles alone.
+//
+// To wait for such a resource would often be to wait for oneself. And a version that is remembered anew is not
+// the version under which the lock context may have read.
 func (h *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
 	if s == nil || len(resources) == 0 {
 		return nil
@@ -319,11 +321,11 @@ func (h *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...str
 	return nil
 }
 
-// A lock context can be used with several database handles of a program. What follows tells which
-// of them mean the same locks, or the same server.
+// A lock context can be used with several database handles of a program. The functions below tell which of
+// these handles mean the same locks, or the same server.
 
-// where says which lock table strategy uses, or that it uses none; "" where the server does
-// not say which one it is.
+// where identifies the lock table that strategy uses, or the namespace of a strategy without the table; "" if
+// the server does not say which one it is.
 func (l *Locks) where(strategy string) string {
 	server := l.server.Load().Server
 	switch {
@@ -335,7 +337,7 @@ func (l *Locks) where(strategy string) string {
 	return server + "\x00" + l.namespace + "\x00" + l.table.String()
 }
 
-// Shares reports whether a key means the same lock on both handles.
+// Shares reports whether a key of strategy means the same lock on both handles.
 func (h *Handle) Shares(other *Handle, strategy string) bool {
 	if h == other {
 		return true
@@ -348,8 +350,8 @@ func (h *Handle) Shares(other *Handle, strategy string) bool {
 	return where != "" && where == b.where(strategy)
 }
 
-// SameServer reports whether both handles lead to one server, or cluster. Before it
-// says no it asks both: after a failover one may not have looked yet.
+// SameServer reports whether both handles lead to one server, or cluster. Before it says no, it asks both
+// servers: after a failover one handle may not have looked yet.
 func (h *Handle) SameServer(ctx context.Context, other *Handle) (bool, error) {
 	for asked := false; ; asked = true {
 		here, err := h.Use(ctx, nil)

@@ -28,39 +28,38 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// controlConns is how many connections there are for making rows, asking and killing.
+// controlConns is how many control connections there are: they make rows, ask and kill.
 const controlConns = 4
 
-// Locks is what a handle needs once a lock is asked for.
+// Locks has what a handle needs once a caller asks for a lock: strategies and connections, for one server.
 type Locks struct {
 	*rowlock.Locker
-	kept       map[string]strategy.Strategy // outside of transactions, by name
+	kept       map[string]strategy.Strategy // strategies outside of transactions, by name
 	leases     *lease.Locker
 	advisories *advisory.Locker
 	table      schema.Table
-	namespace  string                      // goes in front of keys
-	server     atomic.Pointer[server.Info] // which one it is now
-	tableReady atomic.Bool                 // it is there
+	namespace  string                      // stands in front of keys
+	server     atomic.Pointer[server.Info] // what the server is now
+	tableReady atomic.Bool                 // the lock table is there
 	rows       *keyrow.Rows
 	queue      *queue.Queue            // where the handle's callers queue up for rows of the table
-	queues     map[string]*queue.Queue // and for locks without the table, by strategy
-	sessions   *pool.Pool              // connections on which units of work live outside any sql.Tx
+	queues     map[string]*queue.Queue // the same for locks without the table, by strategy
+	sessions   *pool.Pool              // connections for units of work: see the package comment
 	leasing    *pool.Pool              // connections for leases
 	advising   *pool.Pool              // connections for advisory locks
 	Control    *pool.Pool              // connections for making rows, asking who holds, killing waiters
 	KeepAlive  *pool.KeepAlive         // keeps sessions alive
 
 	mu   sync.Mutex
-	open map[any]func(error) // what ends each unit on a session
+	open map[any]func(error) // by unit on a session, the function that ends the unit
 
-	ctx   context.Context   // the connector's: ends when the handle is closed
-	later *strategy.Running // work that its caller did not wait for
+	ctx   context.Context   // ends when the handle is closed
+	later *strategy.Running // background work, for which its callers do not wait
 }
 
-// Use returns what is needed for the locks of hinted, making it at first use; hinted is nil
-// for what needs none. Making it does not end with ctx, so that callers in a hurry
-// do not start it over and over. A failure is not remembered: the next hint tries
-// again.
+// Use returns the Locks for the locks of hinted, and makes them at first use; hinted is nil for a caller that
+// asks for no lock. The end of ctx does not stop the making, so that callers in a hurry do not start it over
+// and over. A failure is not remembered: the next caller tries again.
 func (h *Handle) Use(ctx context.Context, hinted *hint.Hint) (*Locks, error) {
 	if l := h.locks.Load(); l != nil && (l.tableReady.Load() || !h.inTable(hinted)) && !h.doubt.Load() && h.ctx.Err() == nil {
 		return l, nil
@@ -76,15 +75,14 @@ func (h *Handle) Use(ctx context.Context, hinted *hint.Hint) (*Locks, error) {
 			return nil, r.Err
 		}
 		return r.Val.(*Locks), nil
-	case <-h.ctx.Done(): // Close has h.mu, for which provide waits, and waits for units whose turn the caller may have
+	case <-h.ctx.Done(): // do not wait for provide, which waits for Close: that waits for units whose turn the caller may have
 		return nil, lockerr.ErrClosed
 	case <-ctx.Done():
 		return nil, strategy.Silent(ctx)
 	}
 }
 
-// provide returns what is needed for locks on the server as it is now, with the
-// lock table where they are to be in it.
+// provide returns the Locks for the server as it is now. inTable: the lock table must be there, too.
 func (h *Handle) provide(inTable bool) (*Locks, error) {
 	h.mu.Lock() // Close waits until we are done
 	defer h.mu.Unlock()
@@ -111,8 +109,8 @@ func (h *Handle) provide(inTable bool) (*Locks, error) {
 	return l, nil
 }
 
-// current returns the locks of the server as it is now: nil if there are none yet,
-// and an error if nothing can be locked on it. The caller holds h.mu.
+// current returns the Locks for the server as it is now; nil if there are none yet. It fails if nothing can be
+// locked on that server. The caller holds h.mu.
 func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	l := h.locks.Load()
 	if l == nil || !h.doubt.Load() {
@@ -122,7 +120,7 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	defer cancel()
 	conn, closed, err := h.fresh(ctx, h.connectors.App)
 	if err != nil {
-		return l, nil // what l is asked for will say why
+		return l, nil // a statement of the caller will fail with the reason
 	}
 	defer closed()
 	info, err := server.Probe(ctx, conn)
@@ -146,8 +144,8 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 		l.server.Store(&info)
 		return l, nil
 	}
-	// Who uses l goes on. It is used again where the server is what it was, so that
-	// there are no more of them than there are kinds of servers.
+	// Units of work that use l go on. l is used again if the server becomes what it was: so there are no
+	// more Locks than there are kinds of servers.
 	l.keep(false)
 	at := slices.IndexFunc(h.former, func(f *Locks) bool { return f.Info().Alike(info) })
 	if at < 0 {
@@ -162,24 +160,22 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	return l, nil
 }
 
-// Suspect notes a failure after which the server may not be what it was: a failover
-// makes another one of it, and changes roles.
+// Suspect notes a failure after which the server may be another one, or in another role, as after a failover.
 func (h *Handle) Suspect(err error) {
 	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) || errors.Is(err, server.ErrStatementLog) {
 		h.doubt.Store(true)
 	}
 }
 
-// inTable reports whether the lock table keeps any lock of hinted. Advisory locks need
-// neither the table nor a privilege on it.
+// inTable reports whether the lock table keeps any lock of hinted. Advisory locks need neither the table nor a
+// privilege on it.
 func (h *Handle) inTable(hinted *hint.Hint) bool {
 	return hinted != nil && slices.ContainsFunc(hinted.Locks, func(lock hint.Lock) bool {
 		return traitsOf(h.kind(lock.Kind).Strategy).Table
 	})
 }
 
-// newLocks makes what is needed for locks on the server as it is now, all but the
-// lock table.
+// newLocks makes the Locks for the server as it is now, but not the lock table.
 func (h *Handle) newLocks(ctx context.Context) (*Locks, error) {
 	l := &Locks{open: make(map[any]func(error)), ctx: h.ctx, later: strategy.NewRunning()}
 	var found atomic.Pointer[server.Info]
@@ -196,8 +192,8 @@ func (h *Handle) newLocks(ctx context.Context) (*Locks, error) {
 	return l, nil
 }
 
-// makePools makes the pools of connections. It opens none. The first connection is one for control,
-// and notes in found what the server is.
+// makePools makes the pools, which open no connection yet. The first connection will be a control connection: it
+// notes in found what the server is.
 func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	s := h.Settings
 	plain := func(settings string) func() string {
@@ -211,7 +207,7 @@ func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	sessions, others, othersAre := s.LockMaxConns, s.LockMaxConns, "lockMaxConns"
 	if h.Bounded() {
 		sessions = min(sessions, s.MaxConns)
-		if most := max(1, s.MaxConns/4); most < others { // some of them are kept for long: the rest is for units of work
+		if most := max(1, s.MaxConns/4); most < others { // lock connections are kept for long: most connections are for units of work
 			others, othersAre = most, "a quarter of maxConns"
 		}
 	}
@@ -248,14 +244,14 @@ func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	})
 }
 
-// keep says whether connections of the budget are kept for l: for what new callers use.
+// keep says whether the budget keeps connections free for l: it does for the Locks that new callers use.
 func (l *Locks) keep(keeps bool) {
 	l.leasing.Keep(keeps)
 	l.advising.Keep(keeps)
 }
 
-// control says how control connections are opened. A blocked DDL or insert must not occupy one
-// for long, and what one has locked must not stay so when this program vanishes.
+// control returns how control connections are opened. A DDL or insert that is blocked must not occupy one for
+// long. And the locks of one must not stay when this program vanishes.
 func (h *Handle) control() pool.Config {
 	s := h.Settings
 	return pool.Config{
@@ -265,8 +261,8 @@ func (h *Handle) control() pool.Config {
 	}
 }
 
-// killing is control for connections that kill what was abandoned. None stays open to a server whose
-// KILL may do more than that.
+// killing is control for connections that kill abandoned statements. It refuses a server whose KILL may do more
+// than end a connection.
 func (h *Handle) killing() pool.Config {
 	cfg := h.control()
 	cfg.BeforeSetup = func(ctx context.Context, conn driver.Conn) error {
@@ -279,8 +275,8 @@ func (h *Handle) killing() pool.Config {
 	return cfg
 }
 
-// found notes how new connections of this handle are set up. It is an error where
-// COMMIT would do more on them than commit.
+// found notes the settings with which new connections of this handle begin. It fails if COMMIT would do more on
+// them than commit.
 func (h *Handle) found(f pool.Found) error {
 	h.manual.Store(!f.Autocommit)
 	if f.CompletionType != "NO_CHAIN" {
@@ -290,8 +286,8 @@ func (h *Handle) found(f pool.Found) error {
 	return nil
 }
 
-// leasable is found for connections for leases. binlog_format may have been changed since the
-// server was asked, or the server is another one.
+// leasable is found for connections for leases. It also looks at binlog_format, which may have changed since the
+// handle asked the server; or the server is another one.
 func (h *Handle) leasable(f pool.Found) error {
 	if f.Asked == "1" && !h.Settings.Unsafe {
 		return server.ErrStatementLog
@@ -299,8 +295,8 @@ func (h *Handle) leasable(f pool.Found) error {
 	return h.found(f)
 }
 
-// recognise returns what asks for the server before anything else is sent to it, and notes
-// the answer in found. It is an error if nothing can be locked there.
+// recognise returns a function that asks a new connection what its server is, before anything else is sent, and
+// notes the answer in found. The function fails if nothing can be locked on the server.
 func (h *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Context, driver.Conn) error {
 	return func(ctx context.Context, conn driver.Conn) error {
 		if found.Load() != nil {
@@ -311,14 +307,14 @@ func (h *Handle) recognise(found *atomic.Pointer[server.Info]) func(context.Cont
 		case err == nil:
 			found.Store(&info)
 			return h.reliable(info)
-		case server.Number(err) != 0: // by a limit of the account's, perhaps: ask does without
+		case server.Number(err) != 0: // perhaps a limit of the account has ended the question; Handle.ask asks again
 			return nil
 		}
 		return err
 	}
 }
 
-// reliable returns an error if locks do not hold on the server, or if nobody knows.
+// reliable returns an error if the server does not keep locks, or if nobody knows whether it does.
 func (h *Handle) reliable(info server.Info) error {
 	if h.Settings.Unsafe {
 		return nil
@@ -326,8 +322,7 @@ func (h *Handle) reliable(info server.Info) error {
 	return info.Reliable()
 }
 
-// ask opens the first connection, and returns what the server is. It is an error where nothing
-// can be locked on it.
+// ask opens the first connection, and returns what the server is. It fails if nothing can be locked there.
 func (h *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Pointer[server.Info]) (info server.Info, err error) {
 	c, err := control.Acquire(ctx)
 	if err != nil {
@@ -339,7 +334,7 @@ func (h *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 		found.Store(&info)
 		err = h.reliable(info)
 	}
-	if server.Broken(err) || !traitsOf(h.Settings.Strategy).Table { // which has hardly any use for another one
+	if server.Broken(err) || !traitsOf(h.Settings.Strategy).Table { // without the table there is hardly any use for a control connection
 		c.Destroy()
 	} else {
 		c.Release()
@@ -353,7 +348,7 @@ func (h *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 	return info, err
 }
 
-// fresh opens a connection for one question, with a permit of the budget, if there is one.
+// fresh opens a connection for one question, by the connector by. With a budget it needs a permit of that.
 func (h *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
 	p := pool.New(pool.Config{Connect: by.Connect, Max: 1, Budget: h.conns, Control: true, Bare: true})
 	c, err := p.Acquire(ctx)
@@ -364,8 +359,8 @@ func (h *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Co
 	return c.Conn, func() { c.Destroy(); p.Shut() }, nil
 }
 
-// notSplit fails where a MySQL Router sends reads to other servers than writes. It asks
-// on a connection that is not pinned.
+// notSplit fails if a MySQL Router sends reads to other servers than writes. It asks on a connection that is not
+// pinned to one of them.
 func (h *Handle) notSplit(ctx context.Context) error {
 	conn, closed, err := h.fresh(ctx, h.connectors.Control)
 	if err != nil {
@@ -375,7 +370,7 @@ func (h *Handle) notSplit(ctx context.Context) error {
 	return server.NotSplit(ctx, conn)
 }
 
-// makeStrategies makes the strategies, for a server that is what info says.
+// makeStrategies makes the strategies for a server as info describes it.
 func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 	cfg := h.Settings.Config
 	cfg.Info, cfg.Control = info, l.Control
@@ -402,10 +397,10 @@ func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 	}
 }
 
-// By is the strategy that keeps p outside of transactions.
+// By returns the strategy that keeps p outside of transactions.
 func (l *Locks) By(p strategy.Resource) strategy.Strategy { return l.kept[p.Strategy] }
 
-// queueOf is where the handle's callers queue up for p.
+// queueOf returns the queue in which the handle's callers queue up for p.
 func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
 	if p.Traits.Table {
 		return l.queue
@@ -413,13 +408,12 @@ func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
 	return l.queues[p.Strategy]
 }
 
-// Claim notes in the queue for rows that resources are locked, by somebody who has not queued
-// up for them.
+// Claim notes in the queue for rows that resources are locked by a caller that has not queued up for them.
 func (l *Locks) Claim(resources []strategy.Resource) *queue.Ticket {
 	return l.queue.Claim(QueueKeys(resources))
 }
 
-// ensureTable sees to it that the lock table is there, for locks that are to be in it.
+// ensureTable makes the lock table, unless it is there, or the caller's locks are not in it.
 func (h *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error {
 	if !inTable || l.tableReady.Load() {
 		return nil
@@ -441,8 +435,8 @@ func (h *Handle) ensureTable(ctx context.Context, l *Locks, inTable bool) error 
 	return nil
 }
 
-// Background does something that its caller need not wait for, but Close does. After
-// Close there are no connections to do it on.
+// Background runs f, for which its caller does not wait. Close does wait for f, since after Close f has no
+// connections.
 func (l *Locks) Background(f func(context.Context)) {
 	l.later.Background(func(context.Context) {
 		ctx, cancel := server.Within(context.Background(), 10*time.Second)
@@ -459,7 +453,7 @@ func (l *Locks) close() {
 	for _, abandon := range open {
 		abandon(lockerr.ErrClosed)
 	}
-	var both sync.WaitGroup // who waits hears of it at once
+	var both sync.WaitGroup // waiters of both hear of the close at once
 	both.Go(l.leases.Close)
 	both.Go(l.advisories.Close)
 	both.Wait()
@@ -479,30 +473,30 @@ func (l *Locks) UntilClosed(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// Remember notes what ends a unit of work when the handle is closed; Forget takes it back.
+// Remember notes that abandon ends the unit of work u when the handle is closed. Forget takes that back.
 func (l *Locks) Remember(u any, abandon func(error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open[u] = abandon
 }
 
-// inUse reports whether there is such a unit of work.
+// inUse reports whether a unit of work is open on a session.
 func (l *Locks) inUse() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.open) > 0
 }
 
-// Forget notes that the unit of work has ended.
+// Forget notes that the unit of work u has ended.
 func (l *Locks) Forget(u any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, u)
 }
 
-// StaleSnapshot reports whether a transaction of these levels, which has read or not,
-// would still show data from before it has the locks of h. A version that is to be
-// remembered says nothing of earlier reads.
+// StaleSnapshot reports whether a transaction would still show data from before it has the locks of h. read: a
+// query has run in it. levels are the isolation levels that it may have. versions: the transaction is to
+// remember a version, which says nothing of earlier reads.
 func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.Levels) bool {
 	switch {
 	case !read && !l.Info().EarlySnapshot, h.AllowStale && !versions:
@@ -513,8 +507,8 @@ func (l *Locks) StaleSnapshot(read, versions bool, h *hint.Hint, levels sqltext.
 	return levels&(sqltext.RepeatableRead|sqltext.Serializable) != 0
 }
 
-// LockedLevel is the isolation level of a transaction that begins with a row lock, or on a
-// session; 0 for that of a new connection.
+// LockedLevel returns the isolation level of a transaction that begins with a row lock, or on a session; 0 for
+// that of a new connection.
 func (l *Locks) LockedLevel() sqltext.Levels {
 	if l.Info().EarlySnapshot {
 		return sqltext.ReadCommitted
@@ -522,14 +516,13 @@ func (l *Locks) LockedLevel() sqltext.Levels {
 	return 0
 }
 
-// ReadsLock reports whether plain reads in a transaction lock what they read, as they do at the isolation level of
-// new connections.
+// ReadsLock reports whether a plain read in a transaction locks the rows that it reads, as it does if new
+// connections are SERIALIZABLE.
 func (l *Locks) ReadsLock() bool {
 	return sqltext.Level(l.Info().Isolation)&sqltext.Serializable != 0
 }
 
-// Dirty returns why a unit of work that compares versions is of no use at one of
-// these levels, if so.
+// Dirty returns why a unit of work cannot compare versions at one of these levels; nil if it can.
 func (l *Locks) Dirty(levels sqltext.Levels) error {
 	if levels == 0 {
 		levels = sqltext.Level(l.Info().Isolation)

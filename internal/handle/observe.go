@@ -17,7 +17,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// The kinds of events, as mysqllock.EventKind has them.
+// These are the kinds of events, as mysqllock.EventKind has them.
 const (
 	Acquired = iota + 1
 	Refused
@@ -46,38 +46,38 @@ type Event struct {
 	Err      error
 }
 
-// Observation is a lock that is asked for, and then held: the handle counts how long, and the
-// observer is told, if there is one. A nil one is of nothing.
+// Observation follows locks that are asked for, and then held: the handle counts how long, and an observer is
+// told. A nil Observation follows nothing.
 type Observation struct {
 	k         *Handle
 	resources []strategy.Resource
-	wait      *list.Element // in Handle.waits; nil for a leadership
+	wait      *list.Element // the place in Handle.waits; nil for a leadership
 
-	tell      func(context.Context, Event) // nil if nobody is to be told, without what follows
-	releasing func(context.Context, Event) // nil if the observer does not want to know
-	ctx       context.Context              // of the caller, or what Settings.Asking has made of it
-	traced    bool                         // it is that
-	event     Event                        // as it was asked for
+	tell      func(context.Context, Event) // nil without an observer; then the fields below are not set
+	releasing func(context.Context, Event) // tells that giving back begins; nil if the observer is no Tracer
+	ctx       context.Context              // the caller's context, or what Settings.Asking has made of that
+	traced    bool                         // Settings.Asking has made ctx
+	event     Event                        // the event as the locks were asked for
 	granted   time.Time
-	after     time.Duration // a hold longer than this is told while it lasts; 0 if not
+	after     time.Duration // after which the observer is told that the hold still lasts; 0 for never
 
-	slow   *time.Timer   // asks who holds the locks; nil if nobody is to
-	by     uint64        // with slow: the connection that was granted them; 0 if it is not known
-	ticket *queue.Ticket // with slow: the place in the queue that was; nil if there is none
+	slow   *time.Timer   // asks who holds the locks; nil for nobody to ask
+	by     uint64        // with slow: the connection that was granted the locks; 0 if that is not known
+	ticket *queue.Ticket // with slow: the place in the queue that was granted them; nil for none
 
 	mu       sync.Mutex
 	holder   *lockerr.Holder // who has kept the caller waiting; nil if that is not known
-	keeper   *queue.Ticket   // the ticket of holder; nil if that is in another process
+	keeper   *queue.Ticket   // the ticket of holder; nil if the holder is in another process
 	answered bool            // with slow: the caller waits no more
 
 	longHold *time.Timer // tells of a LongHold
-	long     bool        // it was told
+	long     bool        // the observer was told of a LongHold
 	over     bool
-	leaves   bool // it was told that giving back has begun
+	leaves   bool // the observer was told that giving back has begun
 }
 
-// Observe begins to watch locks that are asked for now, with resources at least one. It returns the
-// context with which to take them: it has what the observer has put into it.
+// Observe begins to follow locks that are asked for now; there must be at least one resource. It returns the
+// context with which to take the locks: it has what the observer has put into it.
 func (h *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*Observation, context.Context) {
 	o := &Observation{k: h, resources: resources, tell: h.Settings.Observe, ctx: ctx, releasing: h.Settings.Releasing}
 	leads := resources[0].Leadership
@@ -109,8 +109,8 @@ func (h *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 	return o, ctx
 }
 
-// Refused tells the observer of locks that were asked for at start, and failed before anybody was
-// asked for them.
+// Refused tells the observer of locks that were asked for at start, and for which the request failed with err
+// before the server or a queue was asked.
 func (h *Handle) Refused(ctx context.Context, start time.Time, err error, resources ...strategy.Resource) {
 	for len(resources) > 0 {
 		other := func(p strategy.Resource) bool { return p.Strategy != resources[0].Strategy }
@@ -122,8 +122,8 @@ func (h *Handle) Refused(ctx context.Context, start time.Time, err error, resour
 	}
 }
 
-// Within is the context that Observe returns if the locks are taken with one that is derived
-// from the observed one. end frees it.
+// Within is for locks that are taken with a context derived from the observed one: it returns ctx with what the
+// observer has put into its context. end frees the returned context.
 func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()) {
 	if !o.traced {
 		return ctx, func() {}
@@ -139,7 +139,7 @@ func (o *Observation) Within(ctx context.Context) (_ context.Context, end func()
 // Traced reports whether the observer has put something into the context of the locks.
 func (o *Observation) Traced() bool { return o != nil && o.traced }
 
-// asked says in the marks of statements that they are for the locks.
+// asked returns what the marks of statements say: that these are for the locks.
 func (o *Observation) asked() purpose.Asked {
 	if !o.Traced() {
 		return nil
@@ -147,19 +147,19 @@ func (o *Observation) asked() purpose.Asked {
 	return purpose.Asked{o.ctx}
 }
 
-// Under returns a context for statements of the driver's own for all that was observed.
+// Under returns a context for statements of the driver's own that are for all of the observed locks.
 func Under(ctx context.Context, all ...*Observation) context.Context {
 	return purpose.AskedBy(ctx, all, (*Observation).asked)
 }
 
-// Listening reports whether somebody looks at each statement by itself.
+// Listening reports whether an interceptor looks at each statement by itself.
 func Listening() bool { return purpose.Listening() }
 
-// ForHold returns the context of the transaction of a hold, which the application has not begun.
+// ForHold returns the context of the transaction of a hold. The application has not begun that transaction.
 func ForHold(ctx context.Context) context.Context { return purpose.OfHold(ctx) }
 
-// Committing returns the context of what goes out with the COMMIT of a transaction under resources, which were
-// seen with all. Without resources it is that of a COMMIT.
+// Committing returns the context of what goes out with the COMMIT of a transaction under resources; all are the
+// observations of these. Without resources it is the context of a plain COMMIT.
 func Committing(resources []strategy.Resource, all []*Observation) context.Context {
 	ctx := Under(context.Background(), all...)
 	if len(resources) == 0 {
@@ -168,12 +168,11 @@ func Committing(resources []strategy.Resource, all []*Observation) context.Conte
 	return purpose.With(ctx, purpose.Fence, resources[0].Strategy, resources, func(p strategy.Resource) string { return p.Row })
 }
 
-// Answered notes whether the locks that o is about were granted, for the observer: by what
-// connection and place in the queue, which may be nil, and with what token. A failure says something of
-// the server, too, and may have this handle as the holder. Where another connection is to be
-// tried, there is no answer yet.
+// Answered notes whether the locks of o were granted, for the observer: to which connection and which place in
+// the queue, both of which may be nil, and with what token. A failure says something of the server, too, and
+// may name this handle as the holder. If the caller tries another connection, the answer is still to come.
 func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
-	if errors.Is(err, driver.ErrBadConn) && statement.ForOne() { // what its caller gets
+	if errors.Is(err, driver.ErrBadConn) && statement.ForOne() { // the error that the caller gets
 		err = &lockerr.Error{Op: "begin", Key: strategy.Label(o.resources), Strategy: o.resources[0].Strategy, Err: ErrUnusable}
 	}
 	if err != nil {
@@ -214,7 +213,7 @@ func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64
 	}
 }
 
-// goesOn tells that the locks are held for long, unless they are given back just now.
+// goesOn tells the observer that the locks are held for long, unless they are given back just now.
 func (o *Observation) goesOn() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -275,20 +274,20 @@ func (o *Observation) Over(began time.Time, err error) {
 	o.tell(o.ctx, e)
 }
 
-// ages knows since when things last. The zero value has none.
+// ages has the times at which things began that still last. The zero value has none.
 type ages struct {
 	mu     sync.Mutex
 	begins list.List // when each began, the oldest first
 }
 
-// begin notes something that lasts from now on, until end.
+// begin notes something that lasts from now on, until end is called with the returned element.
 func (a *ages) begin() *list.Element {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.begins.PushBack(time.Now())
 }
 
-// end forgets what has ended; nil is nothing.
+// end forgets something that has lasted; e may be nil, for nothing.
 func (a *ages) end(e *list.Element) {
 	if e == nil {
 		return
@@ -298,7 +297,7 @@ func (a *ages) end(e *list.Element) {
 	a.begins.Remove(e)
 }
 
-// oldest is how long the oldest lasts by now; 0 if there is none.
+// oldest returns for how long the oldest thing has lasted; 0 if there is none.
 func (a *ages) oldest() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -308,7 +307,7 @@ func (a *ages) oldest() time.Duration {
 	return 0
 }
 
-// advise tells the observer what to change about how the handle is set up.
+// advise tells the observer how the handle should be set up.
 func (h *Handle) advise(err error) {
 	if h.Settings.Observe != nil {
 		h.Settings.Observe(context.Background(), Event{Kind: Advised, Start: time.Now(), Err: err})

@@ -9,14 +9,15 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// packets says which servers that a handle has met take several statements in a text, by their nodes.
+// packets knows which servers take several statements in a text, of those that the handle has met.
 type packets struct {
 	mu    sync.Mutex
-	taken map[string]bool
+	taken map[string]bool // by node
 }
 
-// takes reports whether the server of c, a new session, does. The first session that leads to a server asks it, through
-// whatever Config.Base has wrapped around the connection. f is what the server can do.
+// takes reports whether the server of c, a new session, takes several statements in a text. The first session
+// that leads to a server asks the server, through whatever Config.Base has wrapped around the connection. f is
+// what the server can do.
 func (p *packets) takes(ctx context.Context, c *pool.Conn, f server.Flavour) (bool, error) {
 	p.mu.Lock()
 	taken, known := p.taken[c.Node()]

@@ -13,33 +13,32 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Required are the tables whose rows are written only under a lock: see
-// mysqllock.Config.Require.
+// Required are the tables whose rows may be written only under a lock: see mysqllock.Config.Require.
 type Required struct {
 	tables []requiredTable
-	logs   bool                                    // a write that lacks its lock is told once, and runs
+	logs   bool                                    // log mode: a write without its lock is reported once, and runs
 	Key    func(table string, keys []string) error // see mysqllock.Config.RequireKey; nil without one
 
-	asks func(schema, table string) bool // names, made once
+	asks func(schema, table string) bool // the method value r.names, made once
 
 	mu   sync.Mutex
 	told map[lack]bool // in log mode
 }
 
-// lack is a write that lacks its lock, as far as an error names it. The text is no part of it: an
-// ORM has one text for all places that save a model, and some programs write values into theirs.
+// lack is a write that lacks its lock, as an error names it. The statement's text is no part of it: an ORM has
+// one text for all places that save a model, and some programs write values into their texts.
 type lack struct {
 	place, table string
 	sentinel     error
 }
 
-// requiredTable has patterns in lower case. schema is "" for any.
+// requiredTable has patterns in lower case. schema is "" for any schema.
 type requiredTable struct{ schema, table string }
 
-// logMode, in front of the tables, has what lacks its lock told and not refused.
+// logMode, in front of the tables, says that a write without its lock is reported and not refused.
 const logMode = "log:"
 
-// ParseRequired reads the value of lockRequire; nil is for "".
+// ParseRequired reads the value of lockRequire. It returns nil for "".
 func ParseRequired(value string) (*Required, error) {
 	if value == "" {
 		return nil, nil
@@ -63,7 +62,7 @@ func ParseRequired(value string) (*Required, error) {
 	return r, nil
 }
 
-// names reports whether the table is one of them. Without a schema in the text it may be in any.
+// names reports whether a table is one of r. A text without a schema may mean the table of any schema.
 func (r *Required) names(schema, table string) bool {
 	return slices.ContainsFunc(r.tables, func(t requiredTable) bool {
 		return matches(t.table, table) && (t.schema == "" || schema == "" || matches(t.schema, schema))
@@ -78,7 +77,7 @@ func matches(pattern, name string) bool {
 	return ok
 }
 
-// Writes returns the first of the tables that a text writes; "" is none.
+// Writes returns the first table of r that a text writes; "" if it writes none.
 func (r *Required) Writes(text string) string {
 	if text != "" && text[0]|0x20 == 's' && sqltext.Quiet(text) { // SELECT
 		return ""
@@ -90,8 +89,8 @@ func (r *Required) Writes(text string) string {
 	return table
 }
 
-// Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, and writes a
-// table that needs one.
+// Unlocked returns lockerr.ErrNoLock for a statement that is to run without a lock, and writes a table that
+// needs one. In log mode it returns nil.
 func (h *Handle) Unlocked(table string) error {
 	err := h.Lacks(lockerr.ErrNoLock, table, "outside of any lock, which lockRequire asks for; "+
 		"run it in mysqllock.Do, or in a transaction whose BeginTx has a context of lockctx.With, and with the context that this gives")
@@ -101,8 +100,8 @@ func (h *Handle) Unlocked(table string) error {
 	return &lockerr.Error{Op: "statement", Err: err}
 }
 
-// Lacks returns the error of a statement that writes a table without what it needs. In log
-// mode it tells it instead, once for each place in the code, table and sentinel.
+// Lacks returns the error of a statement that writes a table without the lock that the table needs. In log mode
+// it reports that error instead, once for each place in the code, table and sentinel, and returns nil.
 func (h *Handle) Lacks(sentinel error, table, why string) error {
 	r, place := h.Settings.Required, caller()
 	if r.logs && !r.isNew(lack{place, table, sentinel}) {
@@ -121,13 +120,13 @@ func (h *Handle) Lacks(sentinel error, table, why string) error {
 	return nil
 }
 
-// LacksLock is what log mode says in a log.
+// LacksLock is the message of log mode in a log.
 const LacksLock = "a write lacks its lock"
 
-// mostTold bounds what is remembered: programs may make tables, and so their names.
+// mostTold bounds how many lacks are remembered: programs may make tables, and so new names.
 const mostTold = 1000
 
-// isNew reports whether l was not told yet.
+// isNew reports whether l was not reported yet, and remembers it.
 func (r *Required) isNew(l lack) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,8 +137,8 @@ func (r *Required) isNew(l lack) bool {
 	return true
 }
 
-// beneath are the packages, by how their functions' names begin, that call the driver for
-// the application.
+// beneath are the packages that call the driver on behalf of the application, by the beginnings of their
+// functions' names.
 var beneath = []string{
 	"github.com/mysqllock/mysqllock.", "github.com/mysqllock/mysqllock/internal/", "github.com/mysqllock/mysqllock/intercept.",
 	"database/sql.", "runtime.", "reflect.", "slices.", "sync.",
@@ -148,7 +147,7 @@ var beneath = []string{
 	"github.com/ngrok/sqlmw", "github.com/XSAM/otelsql", "github.com/qustavo/sqlhooks", "github.com/DataDog/",
 }
 
-// caller returns file and line of the application's code that runs the current statement.
+// caller returns the file and line of the application's code that runs the present statement.
 func caller() string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])

@@ -13,11 +13,10 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// known are the strategies that there are. One that lies outside of transactions is
-// made in [Handle.makeStrategies], too.
+// known are the traits of all strategies. [Handle.makeStrategies] makes those that lie outside of transactions.
 var known = []strategy.Traits{rowlock.Traits, lease.Traits, advisory.Traits, optimistic.Traits}
 
-// Strategies are the names of the strategies, the default first.
+// Strategies returns the names of the strategies, the default first.
 func Strategies() (names []string) {
 	for _, t := range known {
 		names = append(names, t.Name)
@@ -25,12 +24,12 @@ func Strategies() (names []string) {
 	return names
 }
 
-// traitsOf returns the traits of the strategy of that name, which the hint has checked.
+// traitsOf returns the traits of the strategy of that name. The hint has checked the name.
 func traitsOf(name string) strategy.Traits {
 	return known[slices.IndexFunc(known, func(t strategy.Traits) bool { return t.Name == name })]
 }
 
-// Resources returns where the locks of hinted are kept, each once, sorted by their rows.
+// Resources returns the resources that keep the locks of hinted, each once, sorted by their rows.
 func (h *Handle) Resources(hinted *hint.Hint) ([]strategy.Resource, error) {
 	resources := make([]strategy.Resource, len(hinted.Locks))
 	for i, lock := range hinted.Locks {
@@ -44,9 +43,9 @@ func (h *Handle) Resources(hinted *hint.Hint) ([]strategy.Resource, error) {
 	return strategy.Merge(resources), nil
 }
 
-// kind completes how a key is to be locked with what the handle says. Where keys
-// share rows, nothing else is shared: who holds one key shared and asks for
-// another one, which happens to be on the same row, would be refused.
+// kind completes the kind of a lock by the settings of the handle. Where keys share rows, no lock is shared:
+// a caller that holds one key shared, and asks for another key that happens to be on the same row, would
+// be refused.
 func (h *Handle) kind(kind hint.Kind) hint.Kind {
 	if kind.Strategy == hint.StrategyDefault {
 		kind.Strategy = h.Settings.Strategy
@@ -58,7 +57,7 @@ func (h *Handle) kind(kind hint.Kind) hint.Kind {
 	return kind
 }
 
-// Resource returns where a lock is kept.
+// Resource returns the resource that keeps a lock.
 func (h *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 	if lock.Strategy == hint.StrategyDefault {
 		lock.Strategy = h.Settings.Strategy
@@ -78,23 +77,23 @@ func (h *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 	return p, nil
 }
 
-// Strategy is how the keys of the innermost With are locked, for errors.
+// Strategy returns the strategy of the innermost With, for errors.
 func (h *Handle) Strategy(hinted *hint.Hint) string { return h.kind(hinted.Kind).Strategy }
 
-// HoldIsTransaction reports whether a hold with hinted is one transaction, with all that runs in it.
-// Under other strategies a hold goes beyond single transactions.
+// HoldIsTransaction reports whether a hold with hinted is one transaction, together with all that runs in it.
+// Under other strategies a hold may have many transactions.
 func (h *Handle) HoldIsTransaction(hinted *hint.Hint) bool {
 	t := traitsOf(h.Strategy(hinted))
 	return t.Inside || !t.Excludes
 }
 
-// Error is err of a request with hinted.
+// Error returns err as the error of a request with hinted.
 func (h *Handle) Error(op string, hinted *hint.Hint, err error) error {
 	return &lockerr.Error{Op: op, Key: hinted.Names(), Strategy: h.Strategy(hinted), Err: err}
 }
 
-// SetupError is a failure to get the lock table ready, or to reach the server
-// for it.
+// SetupError returns err as the error of a request for which the lock table could not be made ready, or the
+// server not be reached.
 func (h *Handle) SetupError(hinted *hint.Hint, err error) error {
 	return h.Error("lock", hinted, strategy.Unreached(err))
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// askBound is how long the question who holds a lock may take.
+// askBound is how long the question may take who holds a lock.
 const askBound = time.Second
 
-// askIfSlow has the holder noted, for the observer, if the caller waits for longer than
-// SlowWait. Nobody waits for that. Where nobody is found, since the caller does not wait in the
-// server yet, it asks again after twice the time.
+// askIfSlow notes the holder, for the observer, if the caller waits for longer than SlowWait. It asks in the
+// background. As long as the caller does not wait in the server yet, no holder may be found: then askIfSlow
+// asks again after twice the time.
 func (o *Observation) askIfSlow() {
 	after := o.k.Settings.SlowWait
 	if after == 0 {
@@ -33,8 +33,8 @@ func (o *Observation) askIfSlow() {
 	})
 }
 
-// askHolder returns who has one of the locks; nil if that is not known. If it is a caller of this
-// process, its ticket comes with it.
+// askHolder returns who has one of the locks; nil if nobody knows. If the holder is a caller of this process,
+// askHolder returns its ticket, too.
 func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
 	ctx, cancel := server.Within(o.k.ctx, askBound)
 	defer cancel()
@@ -53,16 +53,16 @@ func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
 	return o.k.holder(ctx, o.resources)
 }
 
-// takenBy notes what has been granted the locks: the connection, and the place in the process's
-// own queue; each may be nil. What holder returns may name them.
+// takenBy notes which connection, and which place in the process's own queue, were granted the locks; both may
+// be nil. The holder that askHolder finds may be this caller itself, and is recognised by them.
 func (o *Observation) takenBy(c *pool.Conn, t *queue.Ticket) {
 	if o.ticket = t; c != nil {
 		o.by = c.KnownID()
 	}
 }
 
-// blame notes who keeps the caller waiting, and by which ticket of this process, if any. If
-// that is not known it has it asked for again.
+// blame notes who keeps the caller waiting, and the ticket by of that holder, if it is of this process. If no
+// holder is known, blame has the question asked again after again.
 func (o *Observation) blame(h *lockerr.Holder, by *queue.Ticket, again time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -71,8 +71,8 @@ func (o *Observation) blame(h *lockerr.Holder, by *queue.Ticket, again time.Dura
 	}
 }
 
-// blamed ends the wait, and returns who has kept the caller waiting, as far as is known.
-// err is why the caller got no lock, if it got none.
+// blamed ends the questions, and returns who has kept the caller waiting, as far as is known. err is why the
+// caller got no lock, if it got none.
 func (o *Observation) blamed(err error) *lockerr.Holder {
 	var h *lockerr.Holder
 	if o.slow != nil {
@@ -84,17 +84,17 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 		switch {
 		case h == nil:
 		case keeper != nil && keeper == o.ticket,
-			keeper == nil && h.ConnectionID != 0 && h.ConnectionID == o.by: // with a ticket, it may have left us its session
-			h = nil // it is the caller
+			keeper == nil && h.ConnectionID != 0 && h.ConnectionID == o.by: // a holder with a ticket may have handed its session over to the caller
+			h = nil // the holder is the caller itself
 		}
 	}
 	if e := (*lockerr.Error)(nil); errors.As(err, &e) && e.Holder != nil {
-		return e.Holder // who had it at the end
+		return e.Holder // the holder at the end of the wait
 	}
 	return h
 }
 
-// holder returns what askHolder does.
+// holder does the work of askHolder.
 func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lockerr.Holder, *queue.Ticket) {
 	l := h.locks.Load()
 	if l == nil {
@@ -118,7 +118,7 @@ func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 	return nil, nil
 }
 
-// holder asks the server who has p.
+// holder asks the server who has p; nil if it does not know.
 func (l *Locks) holder(ctx context.Context, p strategy.Resource) *lockerr.Holder {
 	rows := []string{p.Row}
 	if p.Slots > 0 {

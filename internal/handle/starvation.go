@@ -12,55 +12,52 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
-// starvationGuard keeps a connection of database/sql free for holders that have none.
+// starvationGuard keeps a connection of database/sql free for holders that need one.
 //
-// A caller that waits for a lock in BeginTx, Query or Exec occupies one of
-// database/sql's connections, and a holder on a session, or of a lease, needs one for its
-// next statement. Where SetMaxOpenConns bounds them, the waiters can have them
-// all, and the holder stands in the queue behind them.
+// A caller that waits for a lock in BeginTx, Query or Exec occupies one of database/sql's connections. A
+// holder on a session, or of a lease, needs such a connection for its next statement. If SetMaxOpenConns
+// bounds them, waiters can occupy all connections, and the holder stands in the queue behind the waiters.
 //
-// The driver is not told the bound, but it can find out: when every open
-// connection has had a waiter for a while and a session is held, one waiter
-// gives its connection up, by an answer (driver.ErrBadConn) on which
-// database/sql silently tries again. If that makes database/sql open one for
-// somebody who stood in the queue, its pool is full, and as many connections as are
-// open is the bound. From then on one of them is kept free of waiters while a
-// session is held: one that would occupy it fails at once.
+// Nobody tells the driver the bound, but the guard can find it out. When every open connection has had a
+// waiter for a while, and a holder may need one, the guard makes one waiter give its connection up, by an
+// error (driver.ErrBadConn) on which database/sql silently tries again. If database/sql then opens a
+// connection for a caller that stood in its queue, its pool was full, and the bound is the number of open
+// connections. From then on, while a lock is held, the guard keeps one connection free of waiters: a caller
+// that would wait on it fails at once.
 type starvationGuard struct {
 	mu      sync.Mutex
 	open    int       // connections of database/sql
-	waiting []*waiter // callers that occupy one of them, the newest last
-	held    int       // locks whose holder needs one of them for its next statement
+	waiting []*waiter // callers that wait for a lock on one of these connections, the newest last
+	held    int       // locks whose holders need one of these connections for their next statement
 	bound   int       // of database/sql's pool; 0 while not known
-	met     func(int) // is told the bound when it is first found
-	told    sync.Once // met was
+	met     func(int) // called with the bound when that is first found
+	told    sync.Once // guards the call of met
 	advised bool      // a refused caller was told what would help
 	asked   time.Time // when a waiter was made to try again
 	watch   *time.Timer
-	grace   time.Duration // how long all are to have waited before one is made to try again
+	grace   time.Duration // how long all connections must have waiters before one waiter is made to try again
 }
 
 type waiter struct {
-	asked   *bool // its lock context was made to try again; guarded by mu
+	asked   *bool // a caller of the same lock context was made to try again; guarded by mu
 	cancel  context.CancelCauseFunc
-	retried bool // database/sql will try again for it
+	retried bool // database/sql will try again for this caller
 }
 
 const (
 	firstGrace = 50 * time.Millisecond
 	lastGrace  = 5 * time.Second
-	answerTime = time.Second // within which a connection that is opened is the answer
+	answerTime = time.Second // a connection that is opened within this time answers the question for the bound
 )
 
-// errYield ends the wait of a caller that is to try again on another
-// connection.
+// errYield ends the wait of a caller that is to try again on another connection.
 var errYield = errors.New("another connection is to be tried")
 
-// useMaxConns is what helps if SetMaxOpenConns keeps callers from each other's locks.
+// useMaxConns is the advice if SetMaxOpenConns keeps holders from a connection.
 const useMaxConns = "use maxConns in the DSN in place of SetMaxOpenConns"
 
-// Opened counts a connection of database/sql. If one was asked to try again, it
-// tells who gets it: somebody who stood in the queue, or a caller whose pool had room.
+// Opened counts a new connection of database/sql. If a waiter was made to try again just before, Opened finds out
+// for whom database/sql has opened the connection: a caller that stood in its queue, or one whose pool had room.
 func (sg *starvationGuard) Opened() {
 	sg.mu.Lock()
 	sg.open++
@@ -78,7 +75,7 @@ func (sg *starvationGuard) Opened() {
 	}
 }
 
-// Closed counts a connection of database/sql less.
+// Closed counts that a connection of database/sql was closed.
 func (sg *starvationGuard) Closed() {
 	sg.mu.Lock()
 	defer sg.mu.Unlock()
@@ -100,16 +97,15 @@ func (sg *starvationGuard) done() {
 	sg.held--
 }
 
-// enter is called before a caller begins to wait while it occupies a
-// connection of database/sql. The context it returns may end with errYield, which sets
-// asked: a lock context is asked once.
+// enter is called before a caller begins to wait on a connection of database/sql. The returned context may end
+// with errYield. Then asked is set, since a lock context is made to try again only once.
 func (sg *starvationGuard) enter(ctx context.Context, asked *bool) (context.Context, func(), error) {
 	sg.mu.Lock()
 	defer sg.mu.Unlock()
 	if n := len(sg.waiting) + 1; sg.held > 0 && sg.bound > 1 && n >= sg.bound {
 		err := fmt.Errorf("%d callers wait on the %d connections that SetMaxOpenConns allows,"+
 			" and the last one is kept free for the holder", n-1, sg.bound)
-		if !sg.advised { // the text need not say it each time
+		if !sg.advised { // one such advice is enough
 			sg.advised = true
 			err = fmt.Errorf("%w; %s, or mysqllock.Do, which waits without a connection", err, useMaxConns)
 		}
@@ -133,7 +129,7 @@ func (sg *starvationGuard) full() bool {
 	return sg.held > 0 && len(sg.waiting) > 0 && len(sg.waiting) >= sg.open
 }
 
-// look starts the clock when every connection has a waiter.
+// look starts the clock when every connection has a waiter and a holder may need one.
 func (sg *starvationGuard) look() {
 	if sg.watch != nil || !sg.full() {
 		return
@@ -145,7 +141,7 @@ func (sg *starvationGuard) look() {
 	sg.grace = min(2*sg.grace, lastGrace)
 }
 
-// ask makes the newest waiter that has not been asked before try again.
+// ask makes the newest waiter try again whose lock context was not made to do so before.
 func (sg *starvationGuard) ask() {
 	sg.mu.Lock()
 	defer sg.mu.Unlock()
@@ -174,8 +170,7 @@ func (sg *starvationGuard) stop() {
 	}
 }
 
-// Yielded makes database/sql try again where the starvation guard asked for it. Nothing
-// was run and nothing is held.
+// Yielded turns errYield into an error on which database/sql tries again. Nothing was run, and nothing is held.
 func Yielded(err error) error {
 	if errors.Is(err, errYield) {
 		return driver.ErrBadConn
@@ -183,7 +178,7 @@ func Yielded(err error) error {
 	return err
 }
 
-// boundMet is called once, when waiters have filled the bound of database/sql's pool.
+// boundMet is called once, when waiters have occupied all connections that SetMaxOpenConns allows.
 func (h *Handle) boundMet(bound int) {
 	h.advise(fmt.Errorf("mysqllock: callers that wait for locks had all %d connections that SetMaxOpenConns allows,"+
 		" and the holder none; %s", bound, useMaxConns))

@@ -13,22 +13,22 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Caller is who waits for a lock.
+// Caller describes a caller that waits for a lock, or for a connection.
 type Caller struct {
-	Pooled bool       // it occupies a connection of database/sql
-	Beside bool       // and does for as long as it needs the session that it asks for
-	Urgent bool       // others of this process wait for what it holds
-	Waits  bool       // it is about to wait in the server, on the connection that it asks for
-	Prefer *pool.Conn // of the connections that it asks for; nil is none
-	Keeps  *pool.Conn // it keeps this connection while it waits: that of its sql.Conn, or of its unit of work; nil for none
-	Holds  bool       // its unit of work holds a lock
-	Asked  *bool      // its lock context was made to try again; guarded by starvationGuard.mu
-	// Has returns what it has: its tickets, and what others can ask the handle for, too.
+	Pooled bool       // the caller occupies a connection of database/sql
+	Beside bool       // it occupies that connection for as long as it needs the session that it asks for
+	Urgent bool       // others of this process wait for what the caller holds
+	Waits  bool       // the caller is about to wait in the server, on the connection that it asks for
+	Prefer *pool.Conn // the connection that suits the caller best; nil for none
+	Keeps  *pool.Conn // the connection that the caller keeps while it waits: of its sql.Conn, or its unit of work; nil for none
+	Holds  bool       // the caller's unit of work holds a lock
+	Asked  *bool      // a caller of the lock context was made to try again; guarded by starvationGuard.mu
+	// Has returns what the caller has: its tickets, and the resources for which others can ask the handle, too.
 	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
 }
 
-// waiting counts a caller that waits from now on, and returns a context that
-// also ends when the handle is closed.
+// waiting counts a caller that waits from now on, until done. It returns a context that also ends when the
+// handle is closed.
 func (h *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	ctx, leave, err := h.counted(ctx, by, what)
 	if err != nil {
@@ -39,12 +39,12 @@ func (h *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 	return ctx, func() { stop(); cancel(nil); leave() }, nil
 }
 
-// counted is waiting for a caller who hears otherwise that the handle is closed.
+// counted is waiting for a caller that is told by other means that the handle is closed.
 func (h *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
 	if what.queue != nil {
 		tickets, has := by.Has(ctx, h)
-		if len(tickets) > 0 || len(what.resources) > 1 { // else it can be in nobody's way
+		if len(tickets) > 0 || len(what.resources) > 1 { // else the caller can be in nobody's way
 			w := &queue.Wanted{Queue: what.queue, Holds: tickets, Keys: QueueKeys(what.resources)}
 			var ok bool
 			if waits, ok = w.Wait(); !ok {
@@ -65,7 +65,7 @@ func (h *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 	case by.Pooled && !h.Bounded():
 		if ctx, leave, err = h.StarvationGuard.enter(ctx, by.Asked); err != nil {
 			refused := lockerr.ErrLocked
-			if what.l == nil { // it waits for a session, whatever the key
+			if what.l == nil { // the caller waits for a session, whatever the key
 				refused = lockerr.ErrExhausted
 			}
 			err = lockerr.With(refused, err)
@@ -87,12 +87,12 @@ func (h *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context
 	return ctx, func() { leave(); waits(); h.waiters.Add(-1) }, nil
 }
 
-// errKeepsConn refuses a caller that would wait with a connection which it cannot give back: enough
-// do, and the holder needs one.
+// errKeepsConn refuses a caller that would wait with a connection that it cannot give back. Enough callers do
+// that already: the holder needs a connection.
 var errKeepsConn = lockerr.With(lockerr.ErrLocked, errors.New(
 	"the caller would wait with the connection of its sql.Conn, and the others of maxConns are kept for holders; lock on the sql.DB"))
 
-// Wait is the longest time that a caller with hinted is ready to queue.
+// Wait returns the longest time that a caller with hinted is ready to queue.
 func (h *Handle) Wait(hinted *hint.Hint) time.Duration {
 	if hinted.HasWait {
 		return hinted.Wait
@@ -100,17 +100,17 @@ func (h *Handle) Wait(hinted *hint.Hint) time.Duration {
 	return h.Settings.Wait
 }
 
-// Budget is how long a caller queues in all, for whatever it has to wait.
+// Budget is how long a caller queues in all, for whatever it waits.
 type Budget struct {
 	wait  time.Duration
 	start time.Time
 }
 
-// Budget is that of a caller with hinted, from now on.
+// Budget returns the Budget of a caller with hinted, which begins now.
 func (h *Handle) Budget(hinted *hint.Hint) Budget { return Budget{h.Wait(hinted), time.Now()} }
 
-// Left is what is left of the wait. It is not 0, which would mean not to wait, unless
-// the caller asked for that.
+// Left returns the rest of the wait. It is never 0, which would mean not to wait, unless the caller has asked
+// for that.
 func (b Budget) Left() time.Duration {
 	if b.wait == 0 {
 		return 0
@@ -118,7 +118,7 @@ func (b Budget) Left() time.Duration {
 	return max(b.wait-time.Since(b.start), time.Millisecond)
 }
 
-// WaitingFor is what by is asked before it waits.
+// WaitingFor returns the function that by calls before it waits for what.
 func (h *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
 	wait := h.waiting
 	if len(what.resources) > 0 && what.resources[0].Traits.HearsClose {
@@ -127,15 +127,16 @@ func (h *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
 	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
 }
 
-// Sought is what a caller waits for: rows, or advisory locks, and where the callers of
-// this process queue up for them.
+// Sought is what a caller waits for: rows of the table, or advisory locks. It knows where the callers of this
+// process queue up for them.
 type Sought struct {
 	l         *Locks
-	queue     *queue.Queue // nil for what is no lock
+	queue     *queue.Queue // nil for slots, and for a session
 	resources []strategy.Resource
 }
 
-// Sought is what is sought for resources of one strategy. Slots have no queue in which anybody could be in the way.
+// Sought returns what a caller waits for that asks for resources of one strategy. For slots it has no queue,
+// since no single holder of a slot is in the way.
 func (l *Locks) Sought(resources ...strategy.Resource) Sought {
 	s := Sought{l: l, resources: resources}
 	if resources[0].Slots == 0 {
@@ -144,7 +145,7 @@ func (l *Locks) Sought(resources ...strategy.Resource) Sought {
 	return s
 }
 
-// QueueKeys is how callers queue up for resources.
+// QueueKeys returns the keys by which callers queue up for resources.
 func QueueKeys(resources []strategy.Resource) (out []queue.Key) {
 	for _, p := range resources {
 		out = append(out, queue.Key{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
