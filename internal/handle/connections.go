@@ -30,23 +30,23 @@ func reservedConns(maxConns int) int {
 const lockKinds = 2
 
 // App takes a connection for statements of the application, from the budget. wait is as for acquire.
-func (h *Handle) App(ctx context.Context, by Caller, wait time.Duration) (*pool.Conn, error) {
+func (h *Handle) App(ctx context.Context, asker Caller, wait time.Duration) (*pool.Conn, error) {
 	h.waiters.Add(1)
 	defer h.waiters.Add(-1)
-	link, err := h.acquire(ctx, h.apps, by, wait)
+	link, err := h.acquire(ctx, h.apps, asker, wait)
 	return link, pool.ExplainFull(err)
 }
 
-// Session takes a session. by.Beside says that the caller has a connection of database/sql in its hand for
+// Session takes a session. asker.Beside says that the caller has a connection of database/sql in its hand for
 // as long as it needs the session.
-func (h *Handle) Session(ctx context.Context, l *Locks, by Caller, wait time.Duration) (*pool.Conn, error) {
-	by.Pooled = by.Pooled && !by.Beside && !l.sessions.Ready()
-	ctx, done, err := h.waiting(ctx, by, Sought{})
+func (h *Handle) Session(ctx context.Context, l *Locks, asker Caller, wait time.Duration) (*pool.Conn, error) {
+	asker.Pooled = asker.Pooled && !asker.Beside && !l.sessions.Ready()
+	ctx, done, err := h.waiting(ctx, asker, Sought{})
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return h.acquire(ctx, l.sessions, by, wait)
+	return h.acquire(ctx, l.sessions, asker, wait)
 }
 
 // Short returns which bound keeps a caller from a session now; nil if none does.
@@ -58,10 +58,10 @@ func (l *Locks) Far() bool { return l.sessions.Far() }
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in database/sql. It gives up
 // earlier only if it has not moved up for as long as wait, and for at least a second: then units of work
 // that each need one more connection may have them all.
-func (h *Handle) acquire(ctx context.Context, p *pool.Pool, by Caller, wait time.Duration) (*pool.Conn, error) {
-	as := pool.As{Patience: max(wait, time.Second), Prefer: by.Prefer, Beside: by.Beside}
+func (h *Handle) acquire(ctx context.Context, p *pool.Pool, asker Caller, wait time.Duration) (*pool.Conn, error) {
+	as := pool.As{Patience: max(wait, time.Second), Prefer: asker.Prefer, Beside: asker.Beside}
 	if h.Bounded() {
-		as.Urgent, as.Waits = by.Urgent, by.Waits
+		as.Urgent, as.Waits = asker.Urgent, asker.Waits
 	}
 	link, err := p.AcquireAs(ctx, as)
 	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errYield) {

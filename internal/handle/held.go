@@ -37,8 +37,8 @@ type Held struct {
 // heldLocks are the locks of a handle that keep others out, by row. Versions are not among them: they go
 // with their lock context, which may never give them back.
 type heldLocks struct {
-	mu sync.Mutex
-	on map[string][]*Held
+	mu    sync.Mutex
+	byRow map[string][]*Held
 }
 
 // holdings are the locks and versions that units of work have in one lock context, through any handle.
@@ -81,10 +81,10 @@ func (h *Handle) enter(held *Held) *Held {
 	}
 	h.held.mu.Lock()
 	defer h.held.mu.Unlock()
-	if h.held.on == nil {
-		h.held.on = make(map[string][]*Held)
+	if h.held.byRow == nil {
+		h.held.byRow = make(map[string][]*Held)
 	}
-	h.held.on[held.Row] = append(h.held.on[held.Row], held)
+	h.held.byRow[held.Row] = append(h.held.byRow[held.Row], held)
 	return held
 }
 
@@ -112,12 +112,12 @@ func (h *Held) Leave() {
 func (hl *heldLocks) leave(h *Held) bool {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	at := slices.Index(hl.on[h.Row], h)
-	if at < 0 {
+	i := slices.Index(hl.byRow[h.Row], h)
+	if i < 0 {
 		return false
 	}
-	if hl.on[h.Row] = slices.Delete(hl.on[h.Row], at, at+1); len(hl.on[h.Row]) == 0 {
-		delete(hl.on, h.Row)
+	if hl.byRow[h.Row] = slices.Delete(hl.byRow[h.Row], i, i+1); len(hl.byRow[h.Row]) == 0 {
+		delete(hl.byRow, h.Row)
 	}
 	if h.over != nil {
 		close(h.over)
@@ -129,7 +129,7 @@ func (hl *heldLocks) leave(h *Held) bool {
 func (hl *heldLocks) any() bool {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	return len(hl.on) > 0
+	return len(hl.byRow) > 0
 }
 
 // oldest returns for how long the oldest lock is held; 0 without any. Leaderships do not count, since they
@@ -137,8 +137,8 @@ func (hl *heldLocks) any() bool {
 func (hl *heldLocks) oldest() (age time.Duration) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	for _, on := range hl.on {
-		for _, h := range on {
+	for _, locks := range hl.byRow {
+		for _, h := range locks {
 			if !h.Leadership {
 				age = max(age, time.Since(h.since))
 			}
@@ -162,7 +162,7 @@ func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...s
 		if p.Traits.Table && !p.Traits.Excludes {
 			space = strategy.Rows // a version waits for strategies that exclude
 		}
-		for _, held := range h.held.on[p.Row] {
+		for _, held := range h.held.byRow[p.Row] {
 			if held.Space() != space || held.Shared && e.Holder.Program != h.Settings.Owner {
 				continue
 			}
@@ -200,8 +200,8 @@ func (h *Handle) Explained(err error) error {
 func (hl *heldLocks) inTransactions() (keys []string) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	for _, on := range hl.on {
-		for _, h := range on {
+	for _, locks := range hl.byRow {
+		for _, h := range locks {
 			if h.Traits.Inside {
 				keys = append(keys, strconv.Quote(h.Key))
 			}
@@ -244,7 +244,7 @@ func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
 	for _, p := range resources {
-		for _, h := range hl.on[p.Row] {
+		for _, h := range hl.byRow[p.Row] {
 			if h.Traits.Table != p.Traits.Table { // in the table, row locks and leases exclude each other
 				continue
 			}
@@ -277,15 +277,15 @@ func (h *Handle) ReadElsewhere(s *hint.LockContext) bool {
 	return h.elsewhere(s, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
 }
 
-// elsewhere reports whether is holds for something that the lock context s has through another handle.
-func (h *Handle) elsewhere(s *hint.LockContext, is func(*Held) bool) bool {
+// elsewhere reports whether matches is true of something that the lock context s has through another handle.
+func (h *Handle) elsewhere(s *hint.LockContext, matches func(*Held) bool) bool {
 	if s == nil {
 		return false
 	}
 	all := holdingsOf(s)
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return slices.ContainsFunc(all.held, func(held *Held) bool { return held.k != h && is(held) })
+	return slices.ContainsFunc(all.held, func(held *Held) bool { return held.k != h && matches(held) })
 }
 
 // Taken returns an error if another unit of work has one of resources because a statement with the same lock

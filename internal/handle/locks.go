@@ -61,8 +61,11 @@ type Locks struct {
 // asks for no lock. The end of ctx does not stop the making, so that callers in a hurry do not start it over
 // and over. A failure is not remembered: the next caller tries again.
 func (h *Handle) Use(ctx context.Context, hinted *hint.Hint) (*Locks, error) {
-	if l := h.locks.Load(); l != nil && (l.tableReady.Load() || !h.inTable(hinted)) && !h.doubt.Load() && h.ctx.Err() == nil {
-		return l, nil
+	if l := h.locks.Load(); l != nil {
+		ready := l.tableReady.Load() || !h.inTable(hinted)
+		if ready && !h.doubt.Load() && h.ctx.Err() == nil {
+			return l, nil
+		}
 	}
 	inTable := h.inTable(hinted)
 	made := h.making.DoChan(strconv.FormatBool(inTable), func() (any, error) { return h.provide(inTable) })
@@ -147,13 +150,13 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	// Units of work that use l go on. l is used again if the server becomes what it was: so there are no
 	// more Locks than there are kinds of servers.
 	l.keep(false)
-	at := slices.IndexFunc(h.former, func(f *Locks) bool { return f.Info().Alike(info) })
-	if at < 0 {
+	i := slices.IndexFunc(h.former, func(f *Locks) bool { return f.Info().Alike(info) })
+	if i < 0 {
 		h.former = append(h.former, l)
 		h.locks.Store(nil)
 		return nil, nil
 	}
-	h.former[at], l = l, h.former[at]
+	h.former[i], l = l, h.former[i]
 	l.keep(true)
 	l.server.Store(&info)
 	h.locks.Store(l)
@@ -348,9 +351,9 @@ func (h *Handle) ask(ctx context.Context, control *pool.Pool, found *atomic.Poin
 	return info, err
 }
 
-// fresh opens a connection for one question, by the connector by. With a budget it needs a permit of that.
-func (h *Handle) fresh(ctx context.Context, by driver.Connector) (conn driver.Conn, closed func(), err error) {
-	p := pool.New(pool.Config{Connect: by.Connect, Max: 1, Budget: h.conns, Control: true, Bare: true})
+// fresh opens a connection for one question. With a budget it needs a permit of that.
+func (h *Handle) fresh(ctx context.Context, connector driver.Connector) (conn driver.Conn, closed func(), err error) {
+	p := pool.New(pool.Config{Connect: connector.Connect, Max: 1, Budget: h.conns, Control: true, Bare: true})
 	c, err := p.Acquire(ctx)
 	if err != nil {
 		p.Shut()
@@ -384,12 +387,11 @@ func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 		}
 	}
 	cfg.Rows, cfg.Queue = l.rows, l.queue
-	of := cfg
-	of.Conns, of.ReadTimeout = l.leasing, h.connectors.Lease.ReadTimeout
-	l.leases = lease.New(of)
-	of = cfg
-	of.Conns, of.ReadTimeout, of.Queue = l.advising, h.connectors.Advisory.ReadTimeout, l.queues[hint.StrategyAdvisory]
-	l.advisories = advisory.New(of)
+	leases, advisories := cfg, cfg
+	leases.Conns, leases.ReadTimeout = l.leasing, h.connectors.Lease.ReadTimeout
+	l.leases = lease.New(leases)
+	advisories.Conns, advisories.ReadTimeout, advisories.Queue = l.advising, h.connectors.Advisory.ReadTimeout, l.queues[hint.StrategyAdvisory]
+	l.advisories = advisory.New(advisories)
 	cfg.Await, cfg.ReadTimeout = l.leases.Await, h.connectors.Session.ReadTimeout
 	l.Locker = rowlock.New(cfg)
 	l.kept = map[string]strategy.Strategy{

@@ -62,7 +62,7 @@ type Observation struct {
 	after     time.Duration // after which the observer is told that the hold still lasts; 0 for never
 
 	slow   *time.Timer   // asks who holds the locks; nil for nobody to ask
-	by     uint64        // with slow: the connection that was granted the locks; 0 if that is not known
+	connID uint64        // with slow: the connection that was granted the locks; 0 if that is not known
 	ticket *queue.Ticket // with slow: the place in the queue that was granted them; nil for none
 
 	mu       sync.Mutex
@@ -171,7 +171,7 @@ func Committing(resources []strategy.Resource, all []*Observation) context.Conte
 // Answered notes whether the locks of o were granted, for the observer: to which connection and which place in
 // the queue, both of which may be nil, and with what token. A failure says something of the server, too, and
 // may name this handle as the holder. If the caller tries another connection, the answer is still to come.
-func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
+func (o *Observation) Answered(conn *pool.Conn, ticket *queue.Ticket, token uint64, err error) {
 	if errors.Is(err, driver.ErrBadConn) && statement.ForOne() { // the error that the caller gets
 		err = &lockerr.Error{Op: "begin", Key: strategy.Label(o.resources), Strategy: o.resources[0].Strategy, Err: ErrUnusable}
 	}
@@ -185,7 +185,7 @@ func (o *Observation) Answered(by *pool.Conn, ticket *queue.Ticket, token uint64
 		return
 	}
 	if o.slow != nil && err == nil {
-		o.takenBy(by, ticket)
+		o.takenBy(conn, ticket)
 	}
 	holder := o.blamed(err)
 	if again {

@@ -28,8 +28,8 @@ func (o *Observation) askIfSlow() {
 	defer o.mu.Unlock()
 	o.slow = time.AfterFunc(after, func() {
 		after *= 2
-		h, by := o.askHolder()
-		o.blame(h, by, after)
+		holder, keeper := o.askHolder()
+		o.blame(holder, keeper, after)
 	})
 }
 
@@ -57,16 +57,16 @@ func (o *Observation) askHolder() (*lockerr.Holder, *queue.Ticket) {
 // be nil. The holder that askHolder finds may be this caller itself, and is recognised by them.
 func (o *Observation) takenBy(c *pool.Conn, t *queue.Ticket) {
 	if o.ticket = t; c != nil {
-		o.by = c.KnownID()
+		o.connID = c.KnownID()
 	}
 }
 
-// blame notes who keeps the caller waiting, and the ticket by of that holder, if it is of this process. If no
-// holder is known, blame has the question asked again after again.
-func (o *Observation) blame(h *lockerr.Holder, by *queue.Ticket, again time.Duration) {
+// blame notes who keeps the caller waiting, and the ticket of that holder, keeper; nil if it is of another
+// process. If no holder is known, the question is asked again after the time again.
+func (o *Observation) blame(h *lockerr.Holder, keeper *queue.Ticket, again time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.holder, o.keeper = h, by; h == nil && !o.answered {
+	if o.holder, o.keeper = h, keeper; h == nil && !o.answered {
 		o.slow.Reset(again)
 	}
 }
@@ -84,7 +84,7 @@ func (o *Observation) blamed(err error) *lockerr.Holder {
 		switch {
 		case h == nil:
 		case keeper != nil && keeper == o.ticket,
-			keeper == nil && h.ConnectionID != 0 && h.ConnectionID == o.by: // a holder with a ticket may have handed its session over to the caller
+			keeper == nil && h.ConnectionID != 0 && h.ConnectionID == o.connID: // one with a ticket may have handed its session over
 			h = nil // the holder is the caller itself
 		}
 	}
@@ -101,7 +101,7 @@ func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		return nil, nil
 	}
 	for _, p := range resources {
-		holder, by := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
+		holder, keeper := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
 		if holder == nil {
 			holder = l.holder(ctx, p)
 			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
@@ -112,7 +112,7 @@ func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 		if holder != nil {
 			e := &lockerr.Error{Holder: holder, Err: lockerr.ErrLocked}
 			_ = h.Recognised(e, resources[0].LockContext, resources...)
-			return e.Holder, by
+			return e.Holder, keeper
 		}
 	}
 	return nil, nil

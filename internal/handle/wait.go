@@ -29,8 +29,8 @@ type Caller struct {
 
 // waiting counts a caller that waits from now on, until done. It returns a context that also ends when the
 // handle is closed.
-func (h *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
-	ctx, leave, err := h.counted(ctx, by, what)
+func (h *Handle) waiting(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
+	ctx, leave, err := h.counted(ctx, asker, sought)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -40,42 +40,42 @@ func (h *Handle) waiting(ctx context.Context, by Caller, what Sought) (_ context
 }
 
 // counted is waiting for a caller that is told by other means that the handle is closed.
-func (h *Handle) counted(ctx context.Context, by Caller, what Sought) (_ context.Context, done func(), err error) {
+func (h *Handle) counted(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
-	if what.queue != nil {
-		tickets, has := by.Has(ctx, h)
-		if len(tickets) > 0 || len(what.resources) > 1 { // else the caller can be in nobody's way
-			w := &queue.Wanted{Queue: what.queue, Holds: tickets, Keys: QueueKeys(what.resources)}
+	if sought.queue != nil {
+		tickets, has := asker.Has(ctx, h)
+		if len(tickets) > 0 || len(sought.resources) > 1 { // else the caller can be in nobody's way
+			w := &queue.Wanted{Queue: sought.queue, Holds: tickets, Keys: QueueKeys(sought.resources)}
 			var ok bool
 			if waits, ok = w.Wait(); !ok {
 				return nil, nil, queue.ErrDeadlock
 			}
 			ctx = w.In(ctx)
-			if held := what.l.held(has); len(held) > 0 {
+			if held := sought.l.held(has); len(held) > 0 {
 				own, end := context.WithCancelCause(ctx)
 				forget := waits
 				var watched sync.WaitGroup
-				watched.Go(func() { what.l.watchCircles(own, held, what.resources, end) })
+				watched.Go(func() { sought.l.watchCircles(own, held, sought.resources, end) })
 				ctx, waits = own, func() { end(nil); watched.Wait(); forget() }
 			}
 		}
 	}
 	leave := func() {}
 	switch {
-	case by.Pooled && !h.Bounded():
-		if ctx, leave, err = h.StarvationGuard.enter(ctx, by.Asked); err != nil {
+	case asker.Pooled && !h.Bounded():
+		if ctx, leave, err = h.StarvationGuard.enter(ctx, asker.Asked); err != nil {
 			refused := lockerr.ErrLocked
-			if what.l == nil { // the caller waits for a session, whatever the key
+			if sought.l == nil { // the caller waits for a session, whatever the key
 				refused = lockerr.ErrExhausted
 			}
 			err = lockerr.With(refused, err)
 		}
-	case by.Keeps == nil:
-	case by.Holds:
-		by.Keeps.BlockHolding()
-		leave = by.Keeps.Unblocked
-	case by.Keeps.Block():
-		leave = by.Keeps.Unblocked
+	case asker.Keeps == nil:
+	case asker.Holds:
+		asker.Keeps.BlockHolding()
+		leave = asker.Keeps.Unblocked
+	case asker.Keeps.Block():
+		leave = asker.Keeps.Unblocked
 	default:
 		err = errKeepsConn
 	}
@@ -118,13 +118,13 @@ func (b Budget) Left() time.Duration {
 	return max(b.wait-time.Since(b.start), time.Millisecond)
 }
 
-// WaitingFor returns the function that by calls before it waits for what.
-func (h *Handle) WaitingFor(by Caller, what Sought) strategy.Waiting {
+// WaitingFor returns the function that asker calls before it waits for sought.
+func (h *Handle) WaitingFor(asker Caller, sought Sought) strategy.Waiting {
 	wait := h.waiting
-	if len(what.resources) > 0 && what.resources[0].Traits.HearsClose {
+	if len(sought.resources) > 0 && sought.resources[0].Traits.HearsClose {
 		wait = h.counted
 	}
-	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, by, what) }
+	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, asker, sought) }
 }
 
 // Sought is what a caller waits for: rows of the table, or advisory locks. It knows where the callers of this
