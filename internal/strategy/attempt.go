@@ -15,36 +15,35 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Attempt is one call that asks for a lock: how long it may wait, where it is in the queue of this
-// process, and what its caller is told.
+// Attempt is one call that asks for a lock: how long it may wait, its place in the queue of this process, and
+// what its caller is told.
 type Attempt struct {
-	Key     string // in errors
+	Key     string // as errors name it
 	Wait    time.Duration
-	Waiting Waiting      // nil for nobody to ask
-	Short   func() error // says which bound leaves it no connection to ask on; nil, or no error, for none
+	Waiting Waiting      // called before each wait; nil for none
+	Short   func() error // returns which bound leaves the caller no connection to ask on; Short, or its result, may be nil for none
 	Start   time.Time
-	Since   time.Time // when the caller began to wait, for those who look, and for its error; before Start if this call is not the first
+	Since   time.Time // when the caller began to wait, as others and its error see it; before Start if this call is not the first
 	Heard   Heard
-	Ticket  *queue.Ticket   // nil before there is one, and once another owns it
+	Ticket  *queue.Ticket   // nil before there is one, and once another caller owns it
 	Next    bool            // Enqueue is over when the caller is the next of its process: see [queue.Ticket.Next]
 	First   bool            // nobody of this process was in the queue before it
-	HeldBy  *lockerr.Holder // who is known to have it
+	HeldBy  *lockerr.Holder // who is known to have the lock
 
-	// Once: what follows is one wait for Waiting, until Finish. So the caller is not refused between two
-	// waits, and an observer sees one.
+	// Once: all waits from now on are one wait for Waiting, which lasts until Finish. So the caller is not refused
+	// between two waits, and an observer sees one wait.
 	Once bool
 
 	vanished time.Time       // when Vanished was true first
-	cleaning bool            // it did not want to wait, and waits for the end of a clean-up
+	cleaning bool            // the caller did not want to wait, and waits for the end of a clean-up
 	awaited  Leased          // what AwaitLease waited for last
-	since    time.Time       // when that began
+	since    time.Time       // when AwaitLease began to wait for awaited
 	endTurn  func()          // ends the turn that AwaitLease gave; nil without one
 	waits    context.Context // of the one wait, once it has begun
-	end      func()          // ends that; nil without one
+	end      func()          // ends the one wait; nil without one
 }
 
-// Finish ends what the attempt has begun, but for its place in the queue: the turn of AwaitLease, and
-// the one wait.
+// Finish ends the turn that AwaitLease gave, and the one wait. The caller keeps its place in the queue.
 func (a *Attempt) Finish() {
 	a.EndTurn()
 	if a.end != nil {
@@ -52,9 +51,9 @@ func (a *Attempt) Finish() {
 	}
 }
 
-// Vanished reports that a statement has failed with err since a row is missing that was there: make
-// the rows again. Clean-ups without a pause may remove an unused row again and again, so it is tried
-// for as long as the caller waits, and at least for cleaningWait.
+// Vanished reports whether a statement has failed with err since a row is missing that was there, so that the
+// caller must make its rows again. Clean-ups without a pause may remove an unused row again and again: the
+// caller tries again for as long as it waits, and at least for cleaningWait.
 func (a *Attempt) Vanished(err error) bool {
 	if !errors.Is(err, keyrow.ErrNoRow) && !server.Missing(err) {
 		return false
@@ -65,8 +64,8 @@ func (a *Attempt) Vanished(err error) bool {
 	return a.Left() > 0 || time.Since(a.vanished) < cleaningWait
 }
 
-// Cleaning is for a caller that would not wait, and has found a row locked. It reports whether a
-// clean-up is running, which locks unused rows for moments. Then the caller does wait, for that.
+// Cleaning is for a caller that would not wait, and has found a row locked. It reports whether a clean-up is
+// running, which locks unused rows for moments. If so, the caller does wait, for the end of the clean-up.
 func (a *Attempt) Cleaning(ctx context.Context, rows *keyrow.Rows) bool {
 	if a.cleaning = rows.Cleaning(ctx); a.cleaning {
 		a.Wait = time.Since(a.Start) + cleaningWait
@@ -74,11 +73,11 @@ func (a *Attempt) Cleaning(ctx context.Context, rows *keyrow.Rows) bool {
 	return a.cleaning
 }
 
-// cleaningWait is how long a request without a wait does wait while a clean-up is running, and how
-// long rows that vanish are made again for it.
+// cleaningWait is how long a caller that would not wait does wait while a clean-up is running, and for how long
+// it makes rows again that vanish.
 const cleaningWait = 2 * time.Second
 
-// Began is when the caller began to wait.
+// Began returns when the caller began to wait.
 func (a *Attempt) Began() time.Time {
 	if a.Since.IsZero() {
 		return a.Start
@@ -86,10 +85,10 @@ func (a *Attempt) Began() time.Time {
 	return a.Since
 }
 
-// Left is what is left of the wait.
+// Left returns the rest of the wait.
 func (a *Attempt) Left() time.Duration { return a.Wait - time.Since(a.Start) }
 
-// begin begins to wait, until done, for a caller that ends the wait after Left by other means.
+// begin begins a wait, which lasts until done. The caller sees to it by itself that the wait ends after Left.
 func (a *Attempt) begin(ctx context.Context) (_ context.Context, done func(), err error) {
 	if a.Heard.Load() {
 		a.Ticket.Told()
@@ -109,7 +108,7 @@ func (a *Attempt) begin(ctx context.Context) (_ context.Context, done func(), er
 	return a.waits, func() {}, context.Cause(a.waits)
 }
 
-// Patient begins to wait, until done: it returns a context that ends with the wait.
+// Patient begins a wait, which lasts until done. The context that it returns ends when the wait is over.
 func (a *Attempt) Patient(ctx context.Context) (_ context.Context, done func(), err error) {
 	if a.Wait == 0 {
 		return nil, nil, lockerr.ErrLocked
@@ -122,9 +121,8 @@ func (a *Attempt) Patient(ctx context.Context) (_ context.Context, done func(), 
 	return timed, func() { cancel(); leave() }, nil
 }
 
-// Enqueue waits until the caller is in front of the queues of keys, or until closed is closed.
-// from says whose holder may hand its lock over to the caller: see [queue.Ticket.HandedOver]; nil
-// is nobody's.
+// Enqueue waits until the caller is in front of the queues of keys, or until closed is closed. from identifies the
+// holders that may hand their lock over to the caller: see [queue.Ticket.HandedOver]; nil if none may.
 func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key, from any, closed <-chan struct{}) (err error) {
 	ticket, holder, front := q.TryEnter(keys, a.Wait == 0)
 	switch {
@@ -137,7 +135,7 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	}
 	var ahead queue.Ahead
 	done := func() {}
-	if a.Left() > 0 { // else those in front may know who has the key
+	if a.Left() > 0 { // else Enter only finds out whether the callers in front know who has the key
 		ctx, done, err = a.begin(ctx)
 	}
 	if err == nil {
@@ -163,21 +161,21 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	return err
 }
 
-// Leased is a lease on a key's row, and the error of a lock statement that has found one.
+// Leased is a lease on a key's row. It is the error of a lock statement that has found a lease.
 type Leased struct {
 	Key       string
 	Token     string
 	Owner     string
-	Remaining time.Duration // 0 if nobody knows
+	Remaining time.Duration // how long the lease lasts; 0 if nobody knows
 }
 
 func (l *Leased) Error() string { return "the key has a lease" }
 
-// Pace is the time between two attempts of a caller that nobody wakes, and pollPace that of a poller:
-// a caller for which there is no connection to wait on. Nobody leaves the lock to it.
+// Pace is the time between two attempts of a caller that nobody wakes. pollPace is that of a poller, which is a
+// caller for which there is no connection to wait on: nobody leaves the lock to a poller.
 const Pace, pollPace = 250 * time.Millisecond, 100 * time.Millisecond
 
-// Pause is how long a caller waits before it asks again.
+// Pause returns how long a caller waits before it asks again.
 func Pause(polls bool) time.Duration {
 	pace := Pace
 	if polls {
@@ -186,7 +184,7 @@ func Pause(polls bool) time.Duration {
 	return pace + rand.N(pace/5)
 }
 
-// Sleep waits for d, and reports whether ctx goes on.
+// Sleep waits for d. It returns false if ctx ends before.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -198,9 +196,9 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// AwaitLease waits until the lease may have been released, or until a slot is kept for the caller.
-// Then it is the attempt's turn, until EndTurn. The caller's connection is idle meanwhile, and the
-// server may end it after a TTL.
+// AwaitLease waits until the lease may have been released, or until a slot is kept for the caller. Then the caller
+// has the turn to ask for the lock, until EndTurn. Its connection is idle while it waits, and the server may end
+// that connection after a TTL.
 func (a *Attempt) AwaitLease(ctx context.Context, cfg *Config, lease *Leased) error {
 	a.Heard.Store(true)
 	a.HeldBy = keyrow.HolderOf(lease.Owner)
@@ -211,7 +209,7 @@ func (a *Attempt) AwaitLease(ctx context.Context, cfg *Config, lease *Leased) er
 	defer stop()
 	ctx, cancel := a.Ticket.UntilFreed(ctx)
 	defer cancel()
-	if lease.Key == a.awaited.Key && lease.Token == a.awaited.Token { // woken too early: wait before trying again
+	if lease.Key == a.awaited.Key && lease.Token == a.awaited.Token { // the caller was woken too early: it waits before it tries again
 		if !Sleep(ctx, min(Pace-time.Since(a.since), lease.Remaining)) {
 			return context.Cause(ctx)
 		}
@@ -232,17 +230,17 @@ func (a *Attempt) EndTurn() {
 	}
 }
 
-// Limits say how long a caller may be kept after the end of its context, for the answer to a
-// statement that may grant the lock.
+// Limits say how long a caller is kept after the end of its context, for the answer to a statement that may have
+// been granted the lock.
 type Limits struct {
 	GiveUp time.Duration
-	Calmly time.Duration // if the wait is over, but not the context
+	Calmly time.Duration // if the wait is over, but the caller's context goes on
 }
 
 // Usual are the limits of most strategies.
 var Usual = Limits{GiveUp: 35 * time.Millisecond, Calmly: 200 * time.Millisecond}
 
-// of is how long it is now that ctx has ended.
+// of returns the limit that applies now that ctx has ended.
 func (l Limits) of(ctx context.Context) time.Duration {
 	if errors.Is(context.Cause(ctx), ErrWaitOver) {
 		return l.Calmly
@@ -250,8 +248,8 @@ func (l Limits) of(ctx context.Context) time.Duration {
 	return l.GiveUp
 }
 
-// Answered waits until done is closed, or until ctx has ended and the limit is over. It reports
-// whether done is closed; if not, nobody waits for it any more.
+// Answered waits until done is closed, or until ctx has ended and the limit is over. It reports whether done is
+// closed. If not, the caller does not wait for the answer any more.
 func (l Limits) Answered(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -268,11 +266,10 @@ func (l Limits) Answered(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// ErrWaitOver is the cause with which a wait ends that has lasted as long as the caller
-// was ready to wait.
+// ErrWaitOver is the cause with which a wait ends that has lasted as long as the caller was ready to wait.
 var ErrWaitOver = queue.ErrOver
 
-// NoAnswer is the error of a caller that nobody has told whether somebody has the key, because of err.
+// NoAnswer returns the error of a caller that could not be told, because of err, whether somebody has the key.
 func NoAnswer(err error) error {
 	var silence server.Silence
 	var network *net.OpError
@@ -281,16 +278,16 @@ func NoAnswer(err error) error {
 		return err
 	case errors.As(err, &silence):
 		return fmt.Errorf("%w for %v", lockerr.ErrNoAnswer, silence.For.Round(time.Millisecond))
-	case errors.As(err, &network): // a timeout of the network's matches context.DeadlineExceeded, and is none of a context
+	case errors.As(err, &network): // a network timeout matches context.DeadlineExceeded, but no context has ended
 		err = errors.New(err.Error())
 	}
 	return lockerr.With(lockerr.ErrNoAnswer, err)
 }
 
-// Silent is the error of a caller whose context has ended before the server has answered.
+// Silent returns the error of a caller whose context has ended before the server has answered.
 func Silent(ctx context.Context) error { return NoAnswer(ctx.Err()) }
 
-// Terms are what the errors of a strategy say.
+// Terms are what the errors of a strategy say about that strategy.
 type Terms struct {
 	Strategy string
 	Grants   string // the privileges that the account needs
@@ -298,26 +295,26 @@ type Terms struct {
 	Limits
 }
 
-// Failure is the error that callers see. It never matches driver.ErrBadConn.
+// Failure returns err as callers see it. The result never matches driver.ErrBadConn.
 func (t Terms) Failure(op, key string, err error) *lockerr.Error {
 	return &lockerr.Error{Op: op, Key: key, Strategy: t.Strategy, Err: server.HideBadConn(err)}
 }
 
-// Heard is whether a caller that asks for a lock knows that somebody has the key: from the server, or
-// from the callers of its process that are in front of it in the queue. What else the server has
-// answered, also that it has granted the lock when it was too late, does not say that.
+// Heard says whether a caller that asks for a lock knows that somebody has the key: from the server, or from the
+// callers of its process in front of it in the queue. Other answers of the server do not say so, not even that
+// it has granted the lock too late.
 type Heard struct{ atomic.Bool }
 
-// From notes that a lock statement has failed with err because somebody has the key, or was ended
-// while it waited.
+// From notes that somebody has the key, if err says so. err is the error of a lock statement, which may also have
+// been ended while it waited.
 func (h *Heard) From(err error) {
 	if server.Locked(err) || server.Deadlock(err) || server.Interrupted(err) {
 		h.Store(true)
 	}
 }
 
-// Explain is the Failure of a caller that has not got what it has asked for. ctx is the caller's. ask asks the
-// server who has it, if nobody has told; nil is not to ask.
+// Explain returns the Failure of a caller that has not got the lock, because of err. ctx is the caller's. If no
+// holder is known, Explain calls ask, which asks the server for the holder; nil for not to ask.
 func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(context.Context) *lockerr.Holder) error {
 	if a.HeldBy != nil {
 		a.Heard.Store(true)
@@ -339,11 +336,11 @@ func (a *Attempt) Explain(ctx context.Context, t Terms, err error, ask func(cont
 	return failed
 }
 
-// askTime is how long a caller that goes on waits for the server to say who has the lock.
+// askTime is how long a caller whose context goes on waits for the server to say who has the lock.
 const askTime = 100 * time.Millisecond
 
-// Unreached is err of a caller that has not asked for the lock yet, or whose connection has gone without
-// it: the part of the rule of reason that needs no attempt.
+// Unreached turns err into the error of a caller that has not asked for the lock yet, or has lost its connection
+// without having the lock. It is the part of the rule of reason that needs no attempt.
 func Unreached(err error) error {
 	switch {
 	case errors.Is(err, lockerr.ErrExhausted), errors.Is(err, lockerr.ErrNoAnswer):
@@ -360,12 +357,13 @@ func Unreached(err error) error {
 	return err
 }
 
-// reason is what a failed attempt that has ended with err is told. One rule decides for all of them:
+// reason returns what the caller of a failed attempt is told; err has ended the attempt. One rule decides for all
+// strategies:
 //
 //	somebody is known to have the key        ErrTimeout; to a caller that would not wait, ErrLocked
-//	there was no connection to ask on        ErrExhausted, which says what bounds them
+//	there was no connection to ask on        ErrExhausted, which says what bounds connections
 //	the server was asked, and said nothing   ErrNoAnswer
-//	the server has said something else       that
+//	the server has said something else       what the server has said
 //
 // The error matches an error of a context only if the caller's own context has ended.
 func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
@@ -403,7 +401,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	return err
 }
 
-// decided reports whether err says itself what has become of the attempt.
+// decided reports whether err itself says what has become of the attempt.
 func decided(err error) bool {
 	for _, known := range []error{
 		lockerr.ErrLost, lockerr.ErrDeadlock, lockerr.ErrClosed, lockerr.ErrUnsafe, lockerr.ErrConflict,
@@ -416,8 +414,8 @@ func decided(err error) bool {
 	return false
 }
 
-// Refusal adds what to do to the error of a server that refuses statements of the strategy
-// altogether. It returns other errors as they are.
+// Refusal adds what to do to an error of a server that refuses all statements of the strategy. It returns other
+// errors as they are.
 func (t Terms) Refusal(err error) error {
 	switch {
 	case t.Writes != "" && server.ReadOnlyTransactions(err):
@@ -433,7 +431,7 @@ func (t Terms) Refusal(err error) error {
 	return err
 }
 
-// Ungranted reports that another caller has what was asked for.
+// Ungranted reports whether err says that another caller has the lock.
 func Ungranted(err error) bool {
 	return errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout)
 }

@@ -9,24 +9,25 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Killable is a statement that the server is told to end if its caller leaves: on Conn, with Mark in its text.
+// Killable is a statement that the server is told to end if its caller leaves. It runs on Conn, and has Mark in its
+// text.
 type Killable struct {
 	Limits
 	Conn    *pool.Conn
 	Mark    string
-	Control *pool.Pool            // from which it is killed; nil where nothing can be
+	Control *pool.Pool            // has the connection for KILL; nil if nothing can be killed
 	Freed   <-chan struct{}       // ends the wait, too
-	Stops   func(context.Context) // is called before it is killed for the end of its context; nil for nothing
+	Stops   func(context.Context) // called before the statement is killed because its context has ended; nil for nothing
 
-	// Ends is within how long the server ends it by itself, for which a caller whose wait is over waits if
-	// nothing can be killed; 0 is not.
+	// Ends is for servers on which nothing can be killed: within this time the server ends the statement by
+	// itself, and a caller whose wait is over waits for that. 0 is not to wait.
 	Ends time.Duration
 }
 
-// Run runs do, which is the statement, apart from ctx: at the end of a context the driver closes
-// the socket, which would leave the waiter on the server. If ctx ends before the answer, Run kills
-// the statement until it is answered, within the limit: stopped is true then. If that does not
-// help, or is not sure, it closes the connection, and usable is false.
+// Run runs do, which sends the statement, apart from ctx: at the end of a context the driver closes the socket, and
+// the statement would go on to wait on the server. If ctx ends before the answer, Run kills the statement, again
+// and again until it is answered or the limit is over; stopped is true then. If the KILL does not help in time, or
+// might hit a later statement, Run closes the connection; usable is false then.
 func (k Killable) Run(ctx context.Context, do func(context.Context) error) (stopped, usable bool, err error) {
 	own, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
@@ -71,8 +72,8 @@ func (k Killable) Run(ctx context.Context, do func(context.Context) error) (stop
 	}
 }
 
-// letEnd is for what cannot be killed. If the connection is closed, what is granted after that is
-// given back at once.
+// letEnd stops a statement that cannot be killed. It closes the connection, so that the server gives back at once a
+// lock that it grants after that.
 func (k Killable) letEnd(ctx context.Context, answer <-chan error, abandon func()) (stopped, usable bool, err error) {
 	if k.Ends > 0 && errors.Is(context.Cause(ctx), ErrWaitOver) {
 		select {
@@ -87,8 +88,8 @@ func (k Killable) letEnd(ctx context.Context, answer <-chan error, abandon func(
 	return true, false, err
 }
 
-// kill kills the statement. It does not wait long, so that a control connection that hangs does
-// not keep the caller from its answer.
+// kill kills the statement. It does not wait for long: a control connection that hangs must not keep the caller
+// from its answer.
 func (k Killable) kill(ctx context.Context) (late bool) {
 	ctx, cancel := server.Within(ctx, killTime)
 	defer cancel()

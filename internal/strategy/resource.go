@@ -11,17 +11,17 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Resource is where a lock is kept that a hint asks for.
+// Resource is what keeps a lock that a hint asks for.
 type Resource struct {
-	hint.Lock          // completed by what the handle says
-	Traits    Traits   // of its strategy
-	Row       string   // of the lock table that keeps it; with Slots, that keeps the first of them; without the table, the key
-	Also      []string // other keys of the hint that are kept there
+	hint.Lock          // completed by the settings of the handle
+	Traits    Traits   // of the lock's strategy
+	Row       string   // the row that keeps the lock, or its first slot; the key if the lock table does not keep it
+	Also      []string // other keys of the hint that the same row keeps
 
-	LockContext *hint.LockContext // the lock context that asks; nil if nobody will ask what it is told
+	LockContext *hint.LockContext // the lock context that asks; nil if nobody will ask for its numbers
 }
 
-// Tell lets the application ask for a number of the keys.
+// Tell notes a number of the keys, for which the application can then ask the lock context.
 func (r Resource) Tell(what hint.What, n uint64) {
 	if r.LockContext != nil {
 		r.LockContext.Tell(what, r.Key, n)
@@ -31,7 +31,7 @@ func (r Resource) Tell(what hint.What, n uint64) {
 	}
 }
 
-// Forget takes back what Tell has told.
+// Forget takes back a number that Tell has noted.
 func (r Resource) Forget(what hint.What) {
 	if r.LockContext != nil {
 		r.LockContext.Forget(what, r.Key)
@@ -41,7 +41,7 @@ func (r Resource) Forget(what hint.What) {
 	}
 }
 
-// SlotRows are the rows of the slots.
+// SlotRows returns the rows of the slots.
 func (r Resource) SlotRows() []string {
 	rows := make([]string, r.Slots)
 	for i := range rows {
@@ -50,8 +50,8 @@ func (r Resource) SlotRows() []string {
 	return rows
 }
 
-// Space tells apart the locks that do not exclude each other on the same row, and
-// those that do but mean different things.
+// Space returns a name that tells apart the locks on one row that do not exclude each other, and those that do
+// exclude each other but mean different things.
 func (r Resource) Space() string {
 	switch {
 	case r.Slots > 0:
@@ -62,7 +62,7 @@ func (r Resource) Space() string {
 	return r.Traits.Name
 }
 
-// Rows is the space of those that exclude each other on the same row of the table.
+// Rows is the space of the strategies that exclude each other on the same row of the lock table.
 const Rows = "rows"
 
 // SameAs reports whether other is kept on the same row, in the same space.
@@ -70,8 +70,8 @@ func (r Resource) SameAs(other Resource) bool {
 	return r.Row == other.Row && r.Space() == other.Space()
 }
 
-// Merge returns resources, each once, sorted by their rows: one With says how a key is
-// locked, and another leaves it to the handle; and several keys can share a row.
+// Merge returns resources, each once, sorted by their rows. The same resource may come twice: one With says how a
+// key is locked, and another leaves that to the handle; and several keys can share a row.
 func Merge(resources []Resource) (merged []Resource) {
 	if len(resources) == 1 {
 		return resources
@@ -89,11 +89,11 @@ func Merge(resources []Resource) (merged []Resource) {
 	return merged
 }
 
-// merge adds what other, on the same row and in the same space, asks for.
+// merge adds what other asks for, which is on the same row and in the same space.
 func (r *Resource) merge(other Resource) {
 	if r.Key != other.Key {
 		r.Also = append(r.Also, other.Key)
-		if r.Traits.Inside && !other.Traits.Inside { // outside of the transaction it has a token
+		if r.Traits.Inside && !other.Traits.Inside { // outside of the transaction a lock has a token
 			r.Kind, r.Traits = other.Kind, other.Traits
 		}
 	}
@@ -104,14 +104,14 @@ func (r *Resource) merge(other Resource) {
 	r.Version = cmp.Or(min(r.Version, other.Version), max(r.Version, other.Version))
 }
 
-// Upgrade is the answer to a caller who holds a key shared and asks for more.
+// Upgrade returns the error of a caller that holds a key shared and asks for the key exclusively.
 func (r Resource) Upgrade() error {
 	return &lockerr.Error{Op: "lock", Key: r.Key, Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 		"this unit of work holds the key shared and asks for it exclusively; two holders that upgrade would deadlock;"+
 			" ask for the exclusive lock from the beginning"))}
 }
 
-// Naming puts the caller's keys into an error, in place of the rows that keep them.
+// Naming puts the caller's keys into an error, in place of the rows that keep these keys.
 func Naming(err error, resources []Resource) error {
 	var e *lockerr.Error
 	if errors.As(err, &e) && e.Key != "" {
@@ -120,7 +120,7 @@ func Naming(err error, resources []Resource) error {
 	return err
 }
 
-// Label is what errors call the keys of resources.
+// Label returns the name that errors have for the keys of resources.
 func Label(resources []Resource) string {
 	if len(resources) == 1 {
 		return resources[0].Key

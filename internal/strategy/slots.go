@@ -14,7 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// SlotWait is the longest wait for one slot, after which a caller looks at the others again.
+// SlotWait is the longest wait for one slot. After it, a caller looks at the other slots again.
 const SlotWait = 250 * time.Millisecond
 
 // lookLimit bounds the wait for a control connection on which to look for a free slot.
@@ -22,45 +22,46 @@ const lookLimit = time.Second
 
 const noSlot = -1
 
-// ErrTaken and ErrAgain say that the search for a slot goes on: somebody else has this one, or it
-// may be tried again.
+// ErrTaken and ErrAgain say that the search for a slot goes on: somebody else has this slot, or the caller may try
+// it again.
 var (
 	ErrTaken = errors.New("somebody else has the slot")
 	ErrAgain = errors.New("the slot may be tried again")
 )
 
-// Slots is how a strategy takes one of the slots of a key.
+// Slots is how a strategy takes one of the slots of a key, for [Attempt.TakeSlot].
 type Slots struct {
-	Rows []string // which keep them
-	Sure bool     // a slot is tried only if the server says that it is free: a refusal may end the caller's transaction
+	Rows []string // the rows that keep the slots
+	Sure bool     // a slot is tried only if the server calls it free, since a refusal may end the caller's transaction
 
-	// Try takes a slot or fails at once, with ErrTaken or ErrAgain if the search goes on.
+	// Try takes a slot, or fails at once. If the search is to go on, it fails with ErrTaken or ErrAgain.
 	Try func(ctx context.Context, slot int) error
 
-	// Wait is Try for a caller that waits, for at most SlotWait, and until [queue.Ticket.Freed]; nil
-	// if the wait for one slot could not be stopped.
+	// Wait is Try for a caller that waits, for at most SlotWait, and at most until [queue.Ticket.Freed] is closed. It
+	// is nil if the wait for one slot could not be stopped.
 	Wait func(ctx context.Context, slot int) error
 
 	// Ready is called before each wait.
 	Ready func(ctx context.Context) error
 
-	// Refuse returns what a caller is told that does not wait; nil if it does wait, for a clean-up. It may
-	// be ErrAgain.
+	// Refuse returns the error of a caller that would not wait; nil if the caller does wait, for the end of a
+	// clean-up. The error may be ErrAgain.
 	Refuse func(ctx context.Context) error
 }
 
-// TakeSlot takes one of the slots. The caller is in front of the queue for them, unless it has no
-// ticket. It tries the slot that another caller of this process has left to it, or a random one that
-// nobody of this process has. Else it looks for a free one, and tries that. If there is none it waits
-// for a random one for a while, or until a caller of this process leaves one to it.
+// TakeSlot takes one of the slots. The caller is in front of the queue for the slots, unless it has no ticket.
+//
+// First the caller tries the slot that another caller of this process has left to it, or a random slot that nobody
+// of this process has. Then it looks for a free slot, and tries that. If there is none, it waits for a random slot
+// for a while, or until a caller of this process leaves a slot to it.
 //
 // (To sleep for 50 to 250 ms in place of that wait was tried. A process whose callers queue then keeps the slots,
-// since a slot that one of them releases is the next one's within a millisecond: with 3 slots, each held for 100 ms, and
+// since the next of them gets a released slot within a millisecond: with 3 slots, each held for 100 ms, and
 // 10 callers in one process, the one caller of another process got 0 to 33 slots in 10 s, and waited for up to 10 s.
 // With the wait it gets 31 to 73, and waits for up to 1.8 s. Row locks and leases, MySQL 9.7 and MariaDB 10.11. And no
 // server shows who sleeps.)
 func (a *Attempt) TakeSlot(ctx context.Context, cfg *Config, s Slots) (slot int, err error) {
-	var refused []int // since the last wait
+	var refused []int // slots that were refused since the last wait
 	for guess := !s.Sure; ; guess = false {
 		if slot, err = a.nextSlot(ctx, cfg, s, refused, guess); err != nil {
 			return noSlot, err
@@ -101,7 +102,8 @@ func (a *Attempt) nextSlot(ctx context.Context, cfg *Config, s Slots, refused []
 	return slot, err
 }
 
-// awaitSlot waits for one of the slots. The error is ErrTaken or ErrAgain if it is time to look.
+// awaitSlot waits for one of the slots. If it is time to look at all slots again, it fails with ErrTaken or
+// ErrAgain.
 func (a *Attempt) awaitSlot(ctx context.Context, s Slots) (slot int, err error) {
 	if a.Wait == 0 {
 		if err := s.Refuse(ctx); err != nil {
@@ -126,10 +128,11 @@ func (a *Attempt) awaitSlot(ctx context.Context, s Slots) (slot int, err error) 
 	return noSlot, ErrAgain
 }
 
-// FreeSlot returns one of open, the indexes of some of rows, that nobody has locked, and that has no
-// live lease; -1 is none. A missing row is not free. A server without SKIP LOCKED tells about leases
-// only. It looks on a control connection: a search that passes over locked rows leaves gap locks in its
-// transaction, and then no one could make rows there. If none is free in time, the error matches ErrExhausted.
+// FreeSlot returns a free slot: nobody has locked its row, which exists and has no live lease; -1 for none. open are
+// the indexes in rows of the slots to look at. A server without SKIP LOCKED tells about leases only.
+//
+// FreeSlot looks on a control connection. A search that passes over locked rows leaves gap locks in its transaction,
+// and then nobody could make rows there. If no control connection is free in time, the error matches ErrExhausted.
 func (c *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int, error) {
 	timed, cancel := server.Within(ctx, lookLimit)
 	defer cancel()
