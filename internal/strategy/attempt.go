@@ -121,9 +121,9 @@ func (a *Attempt) Patient(ctx context.Context) (_ context.Context, done func(), 
 	return timed, func() { cancel(); leave() }, nil
 }
 
-// Enqueue waits until the caller is in front of the queues of keys, or until closed is closed. from identifies the
+// Enqueue waits until the caller is in front of the queues of keys, or until closed is closed. giver identifies the
 // holders that may hand their lock over to the caller: see [queue.Ticket.HandedOver]; nil if none may.
-func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key, from any, closed <-chan struct{}) (err error) {
+func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key, giver any, closed <-chan struct{}) (err error) {
 	ticket, holder, front := q.TryEnter(keys, a.Wait == 0)
 	switch {
 	case front:
@@ -140,7 +140,7 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	}
 	if err == nil {
 		defer done()
-		a.Ticket, err = q.Enter(ctx, keys, from, queue.Ends{At: a.Start.Add(a.Wait), Closed: closed, Ahead: &ahead, Next: a.Next})
+		a.Ticket, err = q.Enter(ctx, keys, giver, queue.Ends{At: a.Start.Add(a.Wait), Closed: closed, Ahead: &ahead, Next: a.Next})
 	}
 	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
@@ -240,8 +240,8 @@ type Limits struct {
 // Usual are the limits of most strategies.
 var Usual = Limits{GiveUp: 35 * time.Millisecond, Calmly: 200 * time.Millisecond}
 
-// of returns the limit that applies now that ctx has ended.
-func (l Limits) of(ctx context.Context) time.Duration {
+// after returns the limit that applies now that ctx has ended.
+func (l Limits) after(ctx context.Context) time.Duration {
 	if errors.Is(context.Cause(ctx), ErrWaitOver) {
 		return l.Calmly
 	}
@@ -256,7 +256,7 @@ func (l Limits) Answered(ctx context.Context, done <-chan struct{}) bool {
 		return true
 	case <-ctx.Done():
 	}
-	hurry := time.NewTimer(l.of(ctx))
+	hurry := time.NewTimer(l.after(ctx))
 	defer hurry.Stop()
 	select {
 	case <-done:
@@ -371,12 +371,13 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	if ended != nil && Ungranted(err) {
 		return lockerr.With(lockerr.ErrTimeout, ended)
 	}
-	own := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	ofContext := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 	short := errors.Is(err, lockerr.ErrExhausted) || server.Full(err)
 	silent := over || errors.Is(err, lockerr.ErrNoAnswer) || errors.As(err, new(server.Silence)) || server.Gone(err, nil) ||
-		server.Number(err) == 0 && (own || ended != nil)
-	taken := a.Heard.Load() && (short || silent) && (over || ended != nil || a.Left() <= 0) ||
-		server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0) // while it waited
+		server.Number(err) == 0 && (ofContext || ended != nil)
+	waitEnded := over || ended != nil || a.Left() <= 0
+	whileWaiting := server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0)
+	taken := a.Heard.Load() && (short || silent) && waitEnded || whileWaiting
 	switch {
 	case decided(err) && (ended == nil || !errors.Is(err, lockerr.ErrLost)): // the end of the caller's context is no loss
 		return t.Refusal(server.Explain(err))
@@ -388,7 +389,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 		err = Unreached(err)
 	case silent && ended != nil:
 		err = NoAnswer(ended)
-	case over, silent && own:
+	case over, silent && ofContext:
 		err = lockerr.ErrNoAnswer
 	case silent:
 		err = Unreached(err)

@@ -45,7 +45,7 @@ func (k Killable) Run(ctx context.Context, do func(context.Context) error) (stop
 	kctx := ctx // a caller that goes on has time
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
-		kctx, cancel = server.Within(context.WithoutCancel(ctx), k.of(ctx))
+		kctx, cancel = server.Within(context.WithoutCancel(ctx), k.after(ctx))
 		defer cancel()
 		if k.Stops != nil {
 			k.Stops(kctx)

@@ -144,13 +144,13 @@ type Check struct {
 	// After are statements behind COMMIT, which free locks that end with the transaction. Each begins with SELECT.
 	After []string
 
-	// Failed explains the error err with which Before[at] has failed. Nothing was committed then. If the connection
+	// Failed explains the error err with which Before[i] has failed. Nothing was committed then. If the connection
 	// was lost, err has no number of the server's.
-	Failed func(ctx context.Context, at int, err error) error
+	Failed func(ctx context.Context, i int, err error) error
 
-	// Again reports whether Before[at], which has failed with err, is to be sent again, with all that is behind it.
+	// Again reports whether Before[i], which has failed with err, is to be sent again, with all that is behind it.
 	// The transaction is as it was. A nil Again stands for no.
-	Again func(at int, err error) bool
+	Again func(i int, err error) bool
 
 	// Ended is called once, with how the COMMIT has ended; nil for nothing to do.
 	Ended func(o Outcome)
