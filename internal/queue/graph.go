@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// graph has the callers of this process that wait while they hold something else, for
-// all strategies and database handles. Waiters that hold nothing block no one.
+// graph has the callers of this process that wait while they hold something else, for all strategies and database
+// handles. Waiters that hold nothing are in nobody's way.
 var graph struct {
 	mu    sync.Mutex
 	waits map[*Wanted]struct{}
@@ -17,19 +17,18 @@ var graph struct {
 type Wanted struct {
 	Queue *Queue
 	Keys  []Key     // without those for slots, since any holder of a slot may release it
-	Holds []*Ticket // of the caller, which does not release them before its wait has ended
+	Holds []*Ticket // tickets that the caller does not release before its wait has ended
 
 	// Guarded by graph.mu.
-	own *Ticket // it is in front of the first queues, while the caller waits for the others
-	has int     // how many these are
+	own *Ticket // the ticket that is in front of the first queues while the caller waits for the others
+	has int     // in front of how many queues own is
 }
 
-// Wait notes that the caller waits from now on, until done. ok is false if that would be a
-// deadlock: the holders of what it wants wait, directly or by way of others, for what it
-// holds. Then nothing is noted.
+// Wait notes that the caller waits from now on, until done. ok is false if that would be a deadlock: the holders of
+// what the caller wants wait, directly or by way of others, for what the caller holds. Then nothing is noted.
 //
-// Wait knows only the callers of this process. The last of them to begin its wait sees
-// the deadlock, since all others are noted before.
+// Wait knows only the callers of this process. Of the callers in a deadlock, the last to begin its wait sees it,
+// since all others are noted before.
 func (w *Wanted) Wait() (done func(), ok bool) {
 	graph.mu.Lock()
 	defer graph.mu.Unlock()
@@ -47,7 +46,7 @@ func (w *Wanted) Wait() (done func(), ok bool) {
 	}, true
 }
 
-// In returns a context by which [Queue.Enter] knows that it acts for w.
+// In returns a context that tells [Queue.Enter] that its caller is that of w.
 func (w *Wanted) In(ctx context.Context) context.Context {
 	if len(w.Keys) < 2 {
 		return ctx
@@ -57,8 +56,8 @@ func (w *Wanted) In(ctx context.Context) context.Context {
 
 type wantedKey struct{}
 
-// stuck notes that ticket t of the caller of ctx is in front of its first has queues. It
-// reports whether a wait for the others would be a deadlock.
+// stuck notes that ticket t of the caller of ctx is in front of the first has queues. It reports whether a wait for
+// the other queues would be a deadlock.
 func stuck(ctx context.Context, t *Ticket, has int) bool {
 	w, _ := ctx.Value(wantedKey{}).(*Wanted)
 	if w == nil {
@@ -91,12 +90,12 @@ func (w *Wanted) deadlocked() bool {
 	return false
 }
 
-// keeps reports whether the caller does not release t before its wait has ended.
+// keeps reports whether w's caller does not release t before its wait has ended.
 func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.Holds, t) }
 
-// inTheWay returns the tickets that hold what w still wants. A ticket that shares a key
-// does not block others that share it, unless a caller that wants the key exclusively is
-// between them. The first ticket of the queue blocks them until it holds the key.
+// inTheWay returns the tickets that hold what w's caller still wants. A ticket that shares a key is not in the way of
+// others that share the key, unless a caller that wants the key exclusively is between them. But the first ticket of a
+// queue is in the way of all until it holds the key.
 func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	w.Queue.mu.Lock()
 	defer w.Queue.mu.Unlock()
@@ -122,7 +121,7 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	return tickets
 }
 
-// isShared reports whether all in the queue share the key.
+// isShared reports whether all callers in the queue share the key.
 func (kq *keyQueue) isShared() bool {
 	if !kq.shared {
 		return false
@@ -135,8 +134,8 @@ func (kq *keyQueue) isShared() bool {
 	return true
 }
 
-// Claim notes a holder that is not in front of the queues of keys: a transaction that
-// locks further rows does not queue. Leave ends the claim.
+// Claim notes a holder that is not in front of the queues of keys: a transaction that locks further rows does not
+// queue. Leave ends the claim.
 func (q *Queue) Claim(keys []Key) *Ticket {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -1,21 +1,21 @@
 // Package queue lets the goroutines of one process queue for a key, first come first
 // served, before any of them occupies a server connection.
 //
-// Each key has a queue. In front of it is one caller that wants the key exclusively, or
-// several that share it, or as many as there are slots. Callers that share the key come
-// to the front together: the first of them comes alone, to find out whether the key is
-// free, and as soon as it holds the key, the callers right behind it follow. No caller
-// passes an earlier one that wants the key exclusively.
+// Each key has a queue. In front of the queue is one caller that wants the key exclusively, or several callers that
+// share the key, or as many as there are slots. Callers that share the key come to the front together: the first of
+// them comes alone, to find out whether the key is free. As soon as it holds the key, the callers right behind it
+// follow. No caller passes an earlier one that wants the key exclusively.
 //
 // A slot that is released is kept for the caller that has been in front without a slot
 // for the longest time: see [Ticket.Free].
 //
-// A caller that cannot come to the front in its time is refused at once: it would wait for nothing, or be granted a lock
-// that it cannot use. The queue knows how long the last holders were in front: with even the quickest of these turns for
-// each place before it, the caller would be too late. One whose context ends in less than such a turn is passed over.
+// A caller that cannot come to the front in its time is refused at once: it would wait in vain, or be granted a lock
+// that it cannot use. The queue knows how long the last holders were in front. A caller is refused if it would be too
+// late even with the quickest of these turns for each caller before it. A caller is passed over if its context ends in
+// less than such a turn.
 //
-// A [Key] has 32 bytes, which are compared; a strategy.Resource has 160. One type for both would
-// bring hints and strategies in here, to save the six lines of handle.QueueKeys.
+// A [Key] has 32 bytes, which are compared; a strategy.Resource has 160. One type for both would bring hints and
+// strategies into this package, to save the six lines of handle.QueueKeys.
 package queue
 
 import (
@@ -30,14 +30,14 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Key is what a caller wants of a queue.
+// Key says what a caller wants of a queue.
 type Key struct {
-	Name   string // of the key's row, or of the key
-	Shared bool   // in front together with others that share the key
-	Slots  int    // in front if fewer than so many are; 0 is without slots. A key's slots have a queue of their own
+	Name   string // the name of the key's row, or the key
+	Shared bool   // the caller may be in front together with others that share the key
+	Slots  int    // how many callers may be in front; 0 for a key without slots. Slots have a queue of their own
 }
 
-// Queue has a keyQueue for each key, and one for its slots. The zero value is ready to use.
+// Queue has a keyQueue for each key, and another one for the slots of a key. The zero value is ready to use.
 type Queue struct {
 	mu     sync.Mutex
 	queues map[name]*keyQueue
@@ -52,15 +52,15 @@ type name struct {
 
 func (k Key) name() name { return name{k.Name, k.Slots > 0} }
 
-// keyQueue exists while a ticket is in front of it. It is guarded by Queue.mu.
+// keyQueue is the queue for one key. It exists while a ticket is in front. Queue.mu guards it.
 type keyQueue struct {
 	name      name
 	front     []*Ticket
-	first     [1]*Ticket    // of front
-	shared    bool          // those in front share the key
-	pending   int           // how many of those in front do not hold the key yet, without those that are passing
+	first     [1]*Ticket    // the first memory of front
+	shared    bool          // the tickets in front share the key
+	pending   int           // how many tickets in front do not hold the key yet, without passing ones
 	left      []int         // released slots that are kept for no ticket; the last released at the end
-	waiting   list.List     // of *waiter, the next in front
+	waiting   list.List     // of *waiter; the first is the next to come to the front
 	otherSeen time.Time     // when another process was last seen to have the key
 	toldAt    time.Time     // when a ticket in front was last told that somebody has the key
 	news      chan struct{} // closed when somebody is known to have the key; nil if no waiter asks
@@ -71,15 +71,15 @@ type waiter struct {
 	ticket  *Ticket
 	at      *list.Element // its place in keyQueue.waiting
 	key     Key
-	from    any           // who can hand the lock over to it: see Enter; nil for nobody
-	ends    time.Time     // of its context; zero is not known
-	front   chan struct{} // closed when it is, or is refused
+	from    any           // identifies the holders that can hand the lock over to the waiter: see Enter; nil for none
+	ends    time.Time     // the deadline of the waiter's context; zero if there is none
+	front   chan struct{} // closed when the waiter is in front, or is refused
 	refused error
-	next    chan struct{} // closed when it is the next, and may wait for the one in front elsewhere; nil if it does not ask for that
+	next    chan struct{} // closed when the waiter is the next, and may wait in the server; nil if it does not ask for that
 	called  bool          // next is closed
 }
 
-// queued reports whether it still waits to come to the front.
+// queued reports whether w still waits to come to the front.
 func (w *waiter) queued() bool {
 	select {
 	case <-w.front:
@@ -89,11 +89,11 @@ func (w *waiter) queued() bool {
 	}
 }
 
-// turns are how long the last callers were in front that had the key alone.
+// turns are how long the last callers were in front that had the key exclusively.
 type turns struct {
-	began time.Time // of the caller that is in front now
+	began time.Time // when the present turn began
 	last  [8]time.Duration
-	n     int // how many there were
+	n     int // how many turns there were in all
 }
 
 func (t *turns) end() {
@@ -101,7 +101,7 @@ func (t *turns) end() {
 	t.n++
 }
 
-// quickest is the shortest of the turns; 0 while there are few.
+// quickest returns the shortest of the last turns; 0 while there are too few to tell.
 func (t *turns) quickest() time.Duration {
 	if t.n < len(t.last) {
 		return 0
@@ -109,10 +109,11 @@ func (t *turns) quickest() time.Duration {
 	return slices.Min(t.last[:])
 }
 
-// lastMoments is the most time that is too little for a caller that comes to the front, if every turn takes longer.
+// lastMoments bounds how much time left is too little for a caller that comes to the front, if turns take longer.
 const lastMoments = 10 * time.Millisecond
 
-// hopeless returns why a caller with others in front of it, whose context or wait ends after left, is refused; nil if it may succeed.
+// hopeless returns why a caller with others in front of it is refused, whose context or wait ends after left; nil if
+// the caller may succeed.
 func (t *turns) hopeless(others int, left time.Duration) error {
 	turn := t.quickest()
 	if turn == 0 || time.Duration(others)*turn <= left {
@@ -123,7 +124,7 @@ func (t *turns) hopeless(others int, left time.Duration) error {
 		others, turn.Round(time.Microsecond), left.Round(time.Microsecond)))
 }
 
-// tooLate returns why a waiter is refused that would come to the front now; nil if it does.
+// tooLate returns why w is refused, which would come to the front now; nil if it is not.
 func (t *turns) tooLate(w *waiter) error {
 	if w.ends.IsZero() || w.ticket.place == w {
 		return nil
@@ -136,26 +137,25 @@ func (t *turns) tooLate(w *waiter) error {
 		turn.Round(time.Microsecond), left.Round(time.Microsecond)))
 }
 
-// Ticket says that a caller is in front of the queues of some keys, or of the queue for the slots
-// of one key.
+// Ticket is a caller's place in front of the queues of some keys, or of the queue for the slots of one key.
 type Ticket struct {
 	q         *Queue
-	passing   bool            // it will not wait, so no one needs to wait for it
-	positions []position      // guarded by Queue.mu once there is one
-	first     [1]position     // of positions
+	passing   bool            // the caller will not wait, so nobody needs to wait for it
+	positions []position      // guarded by Queue.mu once there is a position
+	first     [1]position     // the first memory of positions
 	claims    []string        // see Queue.Claim; guarded by Queue.mu
-	shared    bool            // one of claims is shared
+	shared    bool            // at least one of claims is shared
 	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
 	since     time.Time       // when holder was set
-	from      any             // who may hand over what it holds: see GrantedBy
-	handed    any             // what the holder before it has handed over
+	from      any             // identifies who may hand the lock over: see GrantedBy
+	handed    any             // what the previous holder has handed over
 	asks      bool            // see Asks; guarded by Queue.mu
 	told      bool            // see Told; guarded by Queue.mu
-	waits     bool            // it is in front of some of its keys, and waits behind others for another; guarded by Queue.mu
-	place     *waiter         // its place, if it is the next and not in front; guarded by Queue.mu
-	slot      int             // the slot that it holds, noSlot before Holds; guarded by Queue.mu
-	free      int             // the slot that is kept for it, or noSlot; guarded by Queue.mu
-	offered   bool            // Free has returned that slot; guarded by Queue.mu
+	waits     bool            // the ticket is in front of some queues, and waits in another one; guarded by Queue.mu
+	place     *waiter         // the ticket's place, if it is the next and not in front: see Next; guarded by Queue.mu
+	slot      int             // the slot that the ticket holds, noSlot before Holds; guarded by Queue.mu
+	free      int             // the slot that is kept for the ticket, or noSlot; guarded by Queue.mu
+	offered   bool            // Free has returned free; guarded by Queue.mu
 	freed     chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
@@ -173,10 +173,9 @@ func (q *Queue) ticket() *Ticket {
 	return t
 }
 
-// TryEnter returns a ticket that is in front of the queues of all keys. If others are in the way,
-// ok is false, and holder is one of them that holds the lock, nil if none does yet. passing is for a
-// caller that will not wait in front either: it may share a key with others in front that do not hold
-// it yet.
+// TryEnter returns a ticket that is in front of the queues of all keys. If others are in the way, ok is false, and
+// holder is one of these that holds the lock; nil if none holds it yet. passing is for a caller that will not wait in
+// front either: it may share a key with others in front before these hold the key.
 func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -195,42 +194,45 @@ func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.H
 	return t, nil, true
 }
 
-// ErrDeadlock is why a caller is refused that would wait for itself.
+// ErrDeadlock refuses a caller that would wait for itself.
 var ErrDeadlock = Deadlock("the holder of the key, in this process, waits for a key that this caller holds")
 
-// Deadlock is the error of a circle of callers, and what to do about it.
+// Deadlock returns the error of a caller in a deadlock, with what to do about it. circle says who waits for whom.
 func Deadlock(circle string) error {
 	return lockerr.With(lockerr.ErrDeadlock, errors.New(circle+"; lock keys in the same order everywhere, or together, with WithKeys"))
 }
 
-// ErrOver is the cause with which a wait ends that has lasted as long as the caller was ready to
-// wait.
+// ErrOver is the cause with which a wait ends that has lasted as long as the caller was ready to wait.
 var ErrOver = errors.New("the wait is over")
 
-// Ends are what ends a wait, beside its context. It costs less than a derived
-// context. The zero value ends nothing.
+// Ends are what ends a wait, beside the end of its context. It costs less than a derived context. The zero value ends
+// nothing.
 type Ends struct {
-	At     time.Time       // with ErrOver, but not within grace before a caller in front knows whether somebody has the key; zero is never
-	Closed <-chan struct{} // with lockerr.ErrClosed
-	Ahead  *Ahead          // gets what was known when the wait ended; nil for nobody who asks
-	Next   bool            // ends it with success as soon as the caller is the next: see [Ticket.Next]. It is for a key wanted alone
+	// At is when the wait ends with ErrOver; zero for never. It ends up to grace later if no caller in front knows
+	// yet whether somebody has the key.
+	At     time.Time
+	Closed <-chan struct{} // ends the wait with lockerr.ErrClosed
+	Ahead  *Ahead          // is set to what the callers in front knew when the wait ended; nil for not to ask
+	// Next ends the wait with success as soon as the caller is the next: see [Ticket.Next]. It is for a caller that
+	// wants one key alone.
+	Next bool
 }
 
-// Ahead is what the callers in front of a waiter know of the key when its wait ends.
+// Ahead is what the callers in front of a waiter know of the key when the wait ends.
 type Ahead struct {
-	// Taken: one of them has held it; was told, since the waiter came, that somebody has it; or keeps
+	// Taken: a caller in front has held the key; or was told, since the waiter came, that somebody has it; or keeps
 	// its place while it waits for another key.
 	Taken bool
 
-	Asks bool // one of them has a connection, and asks the server
+	Asks bool // a caller in front has a connection, and asks the server
 }
 
-// Enter waits until the caller is in front of the queues of all keys, or until the wait ends. It
-// may succeed although the wait has just ended. The keys must be sorted by their names: then two
-// callers never wait for each other. The error is ErrDeadlock, or says why the wait has ended.
+// Enter waits until the caller is in front of the queues of all keys, or until the wait ends. It may succeed although
+// the wait has just ended. The keys must be sorted by their names: then two callers never wait for each other. The
+// error is ErrDeadlock, or says why the wait has ended.
 //
-// The holder before the caller may hand over the lock on one key: see HandedOver. Strategies share
-// a queue, so from says whose holders may: it is what these say to Handoff; nil is nobody's.
+// The previous holder may hand over the lock on one key: see HandedOver. Several strategies share a queue, so from
+// identifies whose holders may: they pass the same value to Handoff. nil is for none.
 func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
 	for i, e := range keys {
@@ -246,7 +248,7 @@ func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ti
 	return t, nil
 }
 
-// enter waits until t has come to the front of the queue, or until the wait ends, and says why.
+// enter waits until t has come to the front of one queue. If the wait ends before, it returns why.
 func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends) (err error) {
 	q.mu.Lock()
 	l := q.queues[e.name()]
@@ -274,7 +276,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	l.callNext()
 	t.waits = true
 	for _, p := range t.positions {
-		p.in.tell() // nobody gets them before t gives up
+		p.in.tell() // nobody gets these keys before t gives up
 	}
 	q.mu.Unlock()
 	over := new(time.Timer)
@@ -283,7 +285,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 		defer over.Stop()
 	}
 	var news <-chan struct{}
-	taken := false // those in front have said so, and may have left since
+	taken := false // callers in front have said that the key is taken; they may have left since
 	for late := false; err == nil; {
 		select {
 		case <-w.front:
@@ -313,7 +315,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case <-w.front: // at the same moment
+	case <-w.front: // w has come to the front at the same moment
 		return w.refused
 	default:
 		if ends.Ahead != nil {
@@ -321,7 +323,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			ends.Ahead.Taken = ends.Ahead.Taken || taken
 		}
 		l.waiting.Remove(w.at)
-		q.advance(l) // those behind it may be able to share the key
+		q.advance(l) // waiters behind w may be able to share the key
 		return err
 	}
 }
@@ -337,12 +339,12 @@ func (kq *keyQueue) admits(e Key) bool {
 	return len(kq.front) == 0 || e.Shared && kq.shared && kq.pending == 0
 }
 
-// grace is how long a waiter whose wait is over still waits until those in front are told
-// whether somebody has the key: they have asked, and do not leave before the answer either.
+// grace is how long a waiter whose wait is over still waits until the callers in front are told whether somebody has
+// the key. They have asked, and do not leave before the answer either.
 const grace = time.Second
 
-// untold returns nil if those in front know that somebody has the key, as ahead says it for came.
-// Else it returns a channel that is closed when they do.
+// untold returns a channel that is closed when the callers in front know that somebody has the key; nil if they know
+// already, as ahead says it for came.
 func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -364,7 +366,7 @@ func (kq *keyQueue) tell() {
 	}
 }
 
-// ahead is what those in front know, for a waiter that has come at came.
+// ahead returns what the callers in front know, for a waiter that has come at came.
 func (kq *keyQueue) ahead(came time.Time) Ahead {
 	a := Ahead{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {
@@ -374,7 +376,7 @@ func (kq *keyQueue) ahead(came time.Time) Ahead {
 	return a
 }
 
-// held returns one of those in front that holds the key, or nil.
+// held returns a ticket in front that holds the key, or nil.
 func (kq *keyQueue) held() *Ticket {
 	for _, t := range kq.front {
 		if t.holder != nil {
@@ -384,18 +386,18 @@ func (kq *keyQueue) held() *Ticket {
 	return nil
 }
 
-// holder says who held returns, and for how long it has held the key.
+// holder returns who has the ticket of held, with how long that has held the key.
 func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
 	t := kq.held()
 	if t == nil {
 		return nil, nil
 	}
-	h := *t.holder // which is of other keys, too
+	h := *t.holder // a copy: the holder is that of other keys, too
 	h.Held, h.ThisProcess = time.Since(t.since), true
 	return &h, t
 }
 
-// admit puts t in front.
+// admit puts t in front of the queue for e.
 func (q *Queue) admit(t *Ticket, e Key) {
 	l := q.queues[e.name()]
 	if l == nil {
@@ -419,7 +421,7 @@ func (q *Queue) admit(t *Ticket, e Key) {
 	}
 }
 
-// next returns the first waiter for which it is not too late; nil if there is none. It refuses those before.
+// next returns the first waiter for which it is not too late; nil if there is none. It refuses the waiters before.
 func (kq *keyQueue) next() *waiter {
 	for at := kq.waiting.Front(); at != nil; at = kq.waiting.Front() {
 		w := at.Value.(*waiter)
@@ -432,7 +434,8 @@ func (kq *keyQueue) next() *waiter {
 	return nil
 }
 
-// callNext tells the first waiter that it is the next, if it asks for that, and the one in front has the key and could hand it over.
+// callNext tells the first waiter that it is the next: if the waiter asks for that, and the ticket in front has the
+// key and could hand the key over to it.
 func (kq *keyQueue) callNext() {
 	at := kq.waiting.Front()
 	if at == nil || len(kq.front) != 1 || kq.front[0].holder == nil {
@@ -444,22 +447,23 @@ func (kq *keyQueue) callNext() {
 	}
 }
 
-// Next reports whether the ticket's caller is the next, and not in front: it waits in the server for the one in front, which has the
-// key and does not hand it over. It comes to the front when that leaves, or when it is granted the lock.
+// Next reports whether the ticket's caller is the next, and not in front. Then it waits in the server for the ticket in
+// front, which has the key and does not hand it over. The caller comes to the front when that ticket leaves, or when
+// the caller is granted the lock.
 func (t *Ticket) Next() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return t.place != nil && t.place.queued()
 }
 
-// call ends the wait of the first waiter, which is in front, or refused.
+// call ends the wait of the first waiter: it is in front now, or refused.
 func (kq *keyQueue) call(refused error) {
 	w := kq.waiting.Remove(kq.waiting.Front()).(*waiter)
 	w.ticket.waits, w.refused = false, refused
 	close(w.front)
 }
 
-// advance lets all waiters come to the front that can now.
+// advance lets all waiters come to the front that can do so now.
 func (q *Queue) advance(l *keyQueue) {
 	together := l.shared && l.pending == 0 && l.held() != nil
 	for w := l.next(); w != nil; w = l.next() {
@@ -475,10 +479,10 @@ func (q *Queue) advance(l *keyQueue) {
 	}
 }
 
-// HandedOver returns what the holder before has handed over, or nil.
+// HandedOver returns what the previous holder has handed over, or nil.
 func (t *Ticket) HandedOver() any { return t.handed }
 
-// slots returns the slot queue that t is in front of, or nil.
+// slots returns the queue for slots that t is in front of, or nil.
 func (t *Ticket) slots() *keyQueue {
 	if len(t.positions) == 0 || t.positions[0].Slots == 0 {
 		return nil
@@ -486,7 +490,7 @@ func (t *Ticket) slots() *keyQueue {
 	return t.positions[0].in
 }
 
-// Holds notes which of the slots the ticket holds.
+// Holds notes which of the slots the ticket holds now.
 func (t *Ticket) Holds(slot int) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
@@ -502,9 +506,8 @@ func (t *Ticket) Holds(slot int) {
 	}
 }
 
-// Free returns a slot that was released by another ticket, so that it may be free; -1 if
-// there is none. The slot is kept for this ticket until the ticket holds a slot, leaves,
-// or calls Free again because the slot was not free.
+// Free returns a slot that another ticket has released, so that it may be free; -1 if there is none. The slot is kept
+// for this ticket until the ticket holds a slot, leaves, or calls Free again because the slot was not free.
 func (t *Ticket) Free() int {
 	if t == nil {
 		return noSlot
@@ -524,8 +527,8 @@ func (t *Ticket) Free() int {
 	return t.free
 }
 
-// Freed returns a channel that is closed when Free has another slot to return; nil if the
-// ticket is nil or not for slots. After Free, call it again for a new channel.
+// Freed returns a channel that is closed when Free has another slot to return; nil if the ticket is nil or not for
+// slots. After a call of Free, call Freed again for a new channel.
 func (t *Ticket) Freed() <-chan struct{} {
 	if t == nil {
 		return nil
@@ -555,8 +558,7 @@ func (t *Ticket) UntilFreed(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { cancel(nil) }
 }
 
-// AwaitFreed waits until a slot is kept for the ticket, for at most d. The error is the
-// cause of ctx's end.
+// AwaitFreed waits until a slot is kept for the ticket, but not longer than d. The error is the cause of ctx's end.
 func (t *Ticket) AwaitFreed(ctx context.Context, d time.Duration) error {
 	select {
 	case <-t.Freed():
@@ -568,7 +570,7 @@ func (t *Ticket) AwaitFreed(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Untaken returns which of n slots are not Taken.
+// Untaken returns those of n slots that are not Taken.
 func (t *Ticket) Untaken(n int) []int {
 	all := make([]int, n)
 	for i := range all {
@@ -587,8 +589,8 @@ func Without(slots, except []int) (rest []int) {
 	return rest
 }
 
-// Taken returns the slots that others in front hold, or that are kept for them. A caller
-// that tries one of these may pass a caller that came before it. A nil ticket has no others.
+// Taken returns the slots that other tickets in front hold, or that are kept for them. A caller that tries one of these
+// may pass a caller that came before it. For a nil ticket there are none.
 func (t *Ticket) Taken() []int {
 	if t == nil {
 		return nil
@@ -610,8 +612,7 @@ func (t *Ticket) Taken() []int {
 	return taken
 }
 
-// give keeps a slot for the first in front that waits for one, else for tickets that come
-// later.
+// give keeps a slot for the first ticket in front that waits for one, or else for tickets that come later.
 func (kq *keyQueue) give(slot int) {
 	if slot == noSlot {
 		return
@@ -625,7 +626,7 @@ func (kq *keyQueue) give(slot int) {
 	kq.left = append(kq.left, slot)
 }
 
-// keepOneLeft keeps for t the slot that was released last, of those that are kept for no ticket.
+// keepOneLeft keeps for t, of the slots that are kept for no ticket, the one that was released last.
 func (t *Ticket) keepOneLeft(l *keyQueue) {
 	t.free, t.offered = noSlot, false
 	for i, slot := range slices.Backward(l.left) {
@@ -642,17 +643,16 @@ func (t *Ticket) keep(slot int) {
 	close(t.freed)
 }
 
-// Granted notes that the ticket holds the lock now. Others can then learn who holds it,
-// and share it.
+// Granted notes that the ticket holds the lock now. Others can then learn who holds it, and share it.
 func (t *Ticket) Granted(h *lockerr.Holder) { t.GrantedBy(nil, h) }
 
-// GrantedBy is Granted for a lock of from, whose holders may hand it over: see Enter.
+// GrantedBy is Granted for a lock that can be handed over: from identifies whose holders may, as in Enter.
 func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
 	t.from, t.holder, t.since = from, h, time.Now()
-	if w := t.place; w != nil && w.queued() { // the one in front has ended its transaction, and leaves
+	if w := t.place; w != nil && w.queued() { // the ticket in front has ended its transaction, and leaves
 		l := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
 		l.call(nil)
@@ -667,8 +667,8 @@ func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
 	}
 }
 
-// Handoff lets the next in the queue come to the front, with the lock: the next gets what
-// from HandedOver. If the next cannot succeed from, Handoff does nothing and returns false.
+// Handoff lets the next waiter in the queue come to the front, with the lock: HandedOver of its ticket returns what. It
+// does nothing and returns false if the next waiter has not called Enter with from.
 func (t *Ticket) Handoff(from, what any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
@@ -676,21 +676,21 @@ func (t *Ticket) Handoff(from, what any) bool {
 	if next == nil {
 		return false
 	}
-	next.ends = time.Time{}                  // it comes to the front, whatever the time
-	next.ticket.handed, t.handed = what, nil // what the giver has got is of no use any more
+	next.ends = time.Time{}                  // the next waiter comes to the front, however late it is
+	next.ticket.handed, t.handed = what, nil // what was handed over to the giver is of no use any more
 	t.leave()
 	return true
 }
 
-// HasNext reports whether Handoff would hand over the lock now.
+// HasNext reports whether Handoff with from would hand over the lock now.
 func (t *Ticket) HasNext(from any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return t.nextFor(from) != nil
 }
 
-// nextFor returns the next in the queue if it has called Enter with from. There is none if
-// the ticket is for several keys, or shared.
+// nextFor returns the next waiter in the queue if it has called Enter with from. It returns nil for a ticket of several
+// keys, or of a shared one.
 func (t *Ticket) nextFor(from any) *waiter {
 	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
 		return nil
@@ -701,7 +701,7 @@ func (t *Ticket) nextFor(from any) *waiter {
 	return nil
 }
 
-// otherWants is how long another process that had a key is assumed to want it again.
+// otherWants is for how long another process that had a key is assumed to want the key again.
 const otherWants = 100 * time.Millisecond
 
 // SawOtherProcess notes that another process has one of the ticket's keys.
@@ -713,8 +713,8 @@ func (t *Ticket) SawOtherProcess() {
 	}
 }
 
-// SeenOtherProcess reports whether another process had one of the ticket's keys a moment ago, as far
-// as those in the queue since then have seen.
+// SeenOtherProcess reports whether another process had one of the ticket's keys a moment ago, as far as the callers
+// have seen that were in the queue since then.
 func (t *Ticket) SeenOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
@@ -723,8 +723,7 @@ func (t *Ticket) SeenOtherProcess() bool {
 	})
 }
 
-// Asks notes that the ticket's caller has a connection to ask the server on. A nil ticket does
-// nothing.
+// Asks notes that the ticket's caller has a connection, and asks the server. A nil ticket does nothing.
 func (t *Ticket) Asks() {
 	if t == nil {
 		return
@@ -734,8 +733,7 @@ func (t *Ticket) Asks() {
 	t.asks = true
 }
 
-// Told notes that the ticket's caller was told that somebody has one of the keys. A nil ticket does
-// nothing.
+// Told notes that the ticket's caller was told that somebody has one of the keys. A nil ticket does nothing.
 func (t *Ticket) Told() {
 	if t == nil {
 		return
@@ -748,8 +746,7 @@ func (t *Ticket) Told() {
 	}
 }
 
-// Leave lets the next in each queue come to the front. A nil ticket, and a
-// second call, do nothing.
+// Leave lets the next caller in each queue come to the front. A nil ticket, and a second call, do nothing.
 func (t *Ticket) Leave() {
 	if t == nil {
 		return
@@ -793,8 +790,7 @@ func (t *Ticket) leave() {
 	t.claims = nil
 }
 
-// Awaited reports whether a caller of this process waits for what the ticket holds. For a nil
-// ticket nobody does.
+// Awaited reports whether a caller of this process waits for what the ticket holds. For a nil ticket it is false.
 func (t *Ticket) Awaited() bool {
 	if t == nil {
 		return false
@@ -806,7 +802,7 @@ func (t *Ticket) Awaited() bool {
 			return true
 		}
 	}
-	for _, key := range t.claims { // those in front wait in the server
+	for _, key := range t.claims { // callers in front wait in the server
 		if l := t.q.queues[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
 			return true
 		}
@@ -824,7 +820,7 @@ func (q *Queue) Waiting(key string) int {
 	return 0
 }
 
-// HolderOf returns who holds what e wants in this process, one of several, and its ticket; nil if
+// HolderOf returns who holds, in this process, what e asks for, with the holder's ticket; one of several; nil if
 // nobody does.
 func (q *Queue) HolderOf(e Key) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
