@@ -73,9 +73,9 @@ func stuck(ctx context.Context, t *Ticket, has int) bool {
 func (w *Wanted) deadlocked() bool {
 	seen := make(map[*Wanted]bool)
 	for next := []*Wanted{w}; len(next) > 0; {
-		at := next[len(next)-1]
+		waiting := next[len(next)-1]
 		next = next[:len(next)-1]
-		for _, t := range at.inTheWay() {
+		for _, t := range waiting.inTheWay() {
 			if w.keeps(t) {
 				return true
 			}
@@ -126,8 +126,8 @@ func (kq *keyQueue) isShared() bool {
 	if !kq.shared {
 		return false
 	}
-	for at := kq.waiting.Front(); at != nil; at = at.Next() {
-		if !at.Value.(*waiter).key.Shared {
+	for element := kq.waiting.Front(); element != nil; element = element.Next() {
+		if !element.Value.(*waiter).key.Shared {
 			return false
 		}
 	}

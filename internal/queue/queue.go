@@ -69,9 +69,9 @@ type keyQueue struct {
 
 type waiter struct {
 	ticket  *Ticket
-	at      *list.Element // its place in keyQueue.waiting
+	element *list.Element // the waiter's place in keyQueue.waiting
 	key     Key
-	from    any           // identifies the holders that can hand the lock over to the waiter: see Enter; nil for none
+	giver   any           // identifies the holders that can hand the lock over to the waiter: see Enter; nil for none
 	ends    time.Time     // the deadline of the waiter's context; zero if there is none
 	front   chan struct{} // closed when the waiter is in front, or is refused
 	refused error
@@ -147,7 +147,7 @@ type Ticket struct {
 	shared    bool            // at least one of claims is shared
 	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
 	since     time.Time       // when holder was set
-	from      any             // identifies who may hand the lock over: see GrantedBy
+	giver     any             // identifies who may hand the lock over: see GrantedBy
 	handed    any             // what the previous holder has handed over
 	asks      bool            // see Asks; guarded by Queue.mu
 	told      bool            // see Told; guarded by Queue.mu
@@ -162,7 +162,7 @@ type Ticket struct {
 // position is where a ticket stands in a queue.
 type position struct {
 	Key
-	in *keyQueue
+	queue *keyQueue
 }
 
 const noSlot = -1
@@ -231,14 +231,14 @@ type Ahead struct {
 // the wait has just ended. The keys must be sorted by their names: then two callers never wait for each other. The
 // error is ErrDeadlock, or says why the wait has ended.
 //
-// The previous holder may hand over the lock on one key: see HandedOver. Several strategies share a queue, so from
+// The previous holder may hand over the lock on one key: see HandedOver. Several strategies share a queue, so giver
 // identifies whose holders may: they pass the same value to Handoff. nil is for none.
-func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ticket, error) {
+func (q *Queue) Enter(ctx context.Context, keys []Key, giver any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
 	for i, e := range keys {
 		err := ErrDeadlock
 		if i == 0 || !stuck(ctx, t, i) {
-			err = q.enter(ctx, t, e, from, ends)
+			err = q.enter(ctx, t, e, giver, ends)
 		}
 		if err != nil {
 			t.Leave()
@@ -249,7 +249,7 @@ func (q *Queue) Enter(ctx context.Context, keys []Key, from any, ends Ends) (*Ti
 }
 
 // enter waits until t has come to the front of one queue. If the wait ends before, it returns why.
-func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends) (err error) {
+func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends Ends) (err error) {
 	q.mu.Lock()
 	l := q.queues[e.name()]
 	if l == nil || l.free(e) {
@@ -258,7 +258,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 		return nil
 	}
 	came := time.Now()
-	w := &waiter{ticket: t, key: e, from: from, front: make(chan struct{})}
+	w := &waiter{ticket: t, key: e, giver: giver, front: make(chan struct{})}
 	w.ends, _ = ctx.Deadline()
 	for _, end := range []time.Time{w.ends, ends.At} {
 		if end.IsZero() {
@@ -272,11 +272,11 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 	if ends.Next {
 		w.next = make(chan struct{})
 	}
-	w.at = l.waiting.PushBack(w)
+	w.element = l.waiting.PushBack(w)
 	l.callNext()
 	t.waits = true
 	for _, p := range t.positions {
-		p.in.tell() // nobody gets these keys before t gives up
+		p.queue.tell() // nobody gets these keys before t gives up
 	}
 	q.mu.Unlock()
 	over := new(time.Timer)
@@ -322,7 +322,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, from any, ends Ends
 			*ends.Ahead = l.ahead(came)
 			ends.Ahead.Taken = ends.Ahead.Taken || taken
 		}
-		l.waiting.Remove(w.at)
+		l.waiting.Remove(w.element)
 		q.advance(l) // waiters behind w may be able to share the key
 		return err
 	}
@@ -423,8 +423,8 @@ func (q *Queue) admit(t *Ticket, e Key) {
 
 // next returns the first waiter for which it is not too late; nil if there is none. It refuses the waiters before.
 func (kq *keyQueue) next() *waiter {
-	for at := kq.waiting.Front(); at != nil; at = kq.waiting.Front() {
-		w := at.Value.(*waiter)
+	for element := kq.waiting.Front(); element != nil; element = kq.waiting.Front() {
+		w := element.Value.(*waiter)
 		late := kq.turns.tooLate(w)
 		if late == nil {
 			return w
@@ -437,11 +437,11 @@ func (kq *keyQueue) next() *waiter {
 // callNext tells the first waiter that it is the next: if the waiter asks for that, and the ticket in front has the
 // key and could hand the key over to it.
 func (kq *keyQueue) callNext() {
-	at := kq.waiting.Front()
-	if at == nil || len(kq.front) != 1 || kq.front[0].holder == nil {
+	element := kq.waiting.Front()
+	if element == nil || len(kq.front) != 1 || kq.front[0].holder == nil {
 		return
 	}
-	if w := at.Value.(*waiter); w.next != nil && !w.called && w.from == kq.front[0].from {
+	if w := element.Value.(*waiter); w.next != nil && !w.called && w.giver == kq.front[0].giver {
 		w.called = true
 		close(w.next)
 	}
@@ -487,7 +487,7 @@ func (t *Ticket) slots() *keyQueue {
 	if len(t.positions) == 0 || t.positions[0].Slots == 0 {
 		return nil
 	}
-	return t.positions[0].in
+	return t.positions[0].queue
 }
 
 // Holds notes which of the slots the ticket holds now.
@@ -646,56 +646,56 @@ func (t *Ticket) keep(slot int) {
 // Granted notes that the ticket holds the lock now. Others can then learn who holds it, and share it.
 func (t *Ticket) Granted(h *lockerr.Holder) { t.GrantedBy(nil, h) }
 
-// GrantedBy is Granted for a lock that can be handed over: from identifies whose holders may, as in Enter.
-func (t *Ticket) GrantedBy(from any, h *lockerr.Holder) {
+// GrantedBy is Granted for a lock that can be handed over: giver identifies whose holders may, as in Enter.
+func (t *Ticket) GrantedBy(giver any, h *lockerr.Holder) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	first := t.holder == nil
-	t.from, t.holder, t.since = from, h, time.Now()
+	t.giver, t.holder, t.since = giver, h, time.Now()
 	if w := t.place; w != nil && w.queued() { // the ticket in front has ended its transaction, and leaves
 		l := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
 		l.call(nil)
 	}
 	for _, p := range t.positions {
-		p.in.tell()
+		p.queue.tell()
 		if first && !t.passing {
-			p.in.pending--
-			t.q.advance(p.in)
+			p.queue.pending--
+			t.q.advance(p.queue)
 		}
-		p.in.callNext()
+		p.queue.callNext()
 	}
 }
 
-// Handoff lets the next waiter in the queue come to the front, with the lock: HandedOver of its ticket returns what. It
-// does nothing and returns false if the next waiter has not called Enter with from.
-func (t *Ticket) Handoff(from, what any) bool {
+// Handoff lets the next waiter in the queue come to the front, with the lock: HandedOver of its ticket returns handed.
+// Handoff does nothing and returns false if the next waiter has not called Enter with giver.
+func (t *Ticket) Handoff(giver, handed any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	next := t.nextFor(from)
+	next := t.nextFor(giver)
 	if next == nil {
 		return false
 	}
-	next.ends = time.Time{}                  // the next waiter comes to the front, however late it is
-	next.ticket.handed, t.handed = what, nil // what was handed over to the giver is of no use any more
+	next.ends = time.Time{}                    // the next waiter comes to the front, however late it is
+	next.ticket.handed, t.handed = handed, nil // what was handed over to the giver is of no use any more
 	t.leave()
 	return true
 }
 
-// HasNext reports whether Handoff with from would hand over the lock now.
-func (t *Ticket) HasNext(from any) bool {
+// HasNext reports whether Handoff with giver would hand over the lock now.
+func (t *Ticket) HasNext(giver any) bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	return t.nextFor(from) != nil
+	return t.nextFor(giver) != nil
 }
 
-// nextFor returns the next waiter in the queue if it has called Enter with from. It returns nil for a ticket of several
+// nextFor returns the next waiter in the queue if it has called Enter with giver. It returns nil for a ticket of several
 // keys, or of a shared one.
-func (t *Ticket) nextFor(from any) *waiter {
+func (t *Ticket) nextFor(giver any) *waiter {
 	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
 		return nil
 	}
-	if next := t.positions[0].in.next(); next != nil && next.from == from && !next.called {
+	if next := t.positions[0].queue.next(); next != nil && next.giver == giver && !next.called {
 		return next
 	}
 	return nil
@@ -709,7 +709,7 @@ func (t *Ticket) SawOtherProcess() {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		p.in.otherSeen = time.Now()
+		p.queue.otherSeen = time.Now()
 	}
 }
 
@@ -719,7 +719,7 @@ func (t *Ticket) SeenOtherProcess() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return slices.ContainsFunc(t.positions, func(p position) bool {
-		return !p.in.otherSeen.IsZero() && time.Since(p.in.otherSeen) < otherWants
+		return !p.queue.otherSeen.IsZero() && time.Since(p.queue.otherSeen) < otherWants
 	})
 }
 
@@ -742,7 +742,7 @@ func (t *Ticket) Told() {
 	defer t.q.mu.Unlock()
 	t.told = true
 	for _, p := range t.positions {
-		p.in.tell()
+		p.queue.tell()
 	}
 }
 
@@ -759,14 +759,14 @@ func (t *Ticket) Leave() {
 func (t *Ticket) leave() {
 	if w := t.place; w != nil && w.queued() {
 		l := t.q.queues[w.key.name()]
-		l.waiting.Remove(w.at)
+		l.waiting.Remove(w.element)
 		t.q.advance(l)
 	}
 	t.place = nil
 	for _, p := range t.positions {
-		l := p.in
-		at := slices.Index(l.front, t)
-		l.front = slices.Delete(l.front, at, at+1)
+		l := p.queue
+		i := slices.Index(l.front, t)
+		l.front = slices.Delete(l.front, i, i+1)
 		if t.holder == nil && !t.passing {
 			l.pending--
 		}
@@ -798,7 +798,7 @@ func (t *Ticket) Awaited() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	for _, p := range t.positions {
-		if p.in.waiting.Len() > 0 {
+		if p.queue.waiting.Len() > 0 {
 			return true
 		}
 	}
