@@ -10,26 +10,25 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Handoff hands over a key, and the session whose transaction has locked it,
-// to the next caller in the queue of this process. The caller of its methods has the session's
-// turn.
+// Handoff hands over a key, and the session whose transaction has locked it, to the next caller in the queue of this
+// process. Callers of its methods have the session's turn.
 type Handoff struct {
 	l      *Locker
 	c      *pool.Conn
 	key    string
 	ticket *queue.Ticket
-	// since is when the server has granted the key to this process, and kept how often
-	// since then it was handed over as it was: other processes have waited for so long.
+	// since is when the server granted the key to this process, and kept how often since then the transaction went to
+	// the next caller as it was: other processes have waited for so long.
 	since time.Time
 	kept  int
-	// commits is how often a COMMIT has locked the key for the next caller. A caller that
-	// polls finds the key locked meanwhile.
+	// commits is how often in a row a COMMIT has locked the key for the next caller. To callers of other processes that
+	// poll, the key was locked all the time.
 	commits   int
-	committed bool   // the next caller gets it so
-	broken    func() // of Give, for a next caller who has to hand it on at once
+	committed bool   // a COMMIT has locked the key for the next caller
+	broken    func() // the argument of Give, for a next caller that has to hand the lock on at once
 }
 
-// handoff returns how the lock of a can be handed over; nil if it cannot be.
+// handoff returns the Handoff of the lock of a; nil if the lock cannot be handed over.
 func (a *attempt) handoff() *Handoff {
 	if !a.takesHandoff() || len(a.locked.Versioned) > 0 || a.c.ByCalls() {
 		return nil
@@ -45,14 +44,14 @@ func (a *attempt) handoff() *Handoff {
 	return s
 }
 
-// takesHandoff reports whether the lock that a wants can be handed over to it.
+// takesHandoff reports whether a can take over the lock from the previous holder.
 func (a *attempt) takesHandoff() bool {
 	return a.r.Sessions != nil && a.opts == (driver.TxOptions{}) && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
 		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
 }
 
-// takeOver makes a the holder of a lock that was handed over. If its caller has gone at that
-// moment, the lock goes on to the next.
+// takeOver makes a the holder of a lock that was handed over. If its caller has gone meanwhile, the lock goes on to the
+// next caller.
 func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error) {
 	a.from, a.c = from, from.c
 	if ctx.Err() != nil {
@@ -63,29 +62,27 @@ func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error
 	return from.c.Begun(ctx), nil
 }
 
-// Keeps reports whether a transaction in which nothing has run can go to the next caller as
-// it is: other processes have not waited for long, and the session is alive, as far as can be
-// told without a round trip.
+// Keeps reports whether a transaction in which nothing has run can go to the next caller as it is. For that other
+// processes must not have waited for long, and the session must be alive, as far as it can tell without a round trip.
 func (h *Handoff) Keeps(ctx context.Context) bool {
 	return h.kept < h.l.cfg.HandOvers && time.Since(h.since) < h.l.cfg.HandOverTime && h.passes() && h.c.Own() && h.c.Fresh(ctx)
 }
 
-// passes reports whether somebody is there to whom the session can go, and nobody who waits
-// for any session.
+// passes reports whether a next caller is there that can take over the session, and nobody waits for any session.
 func (h *Handoff) passes() bool {
 	return h.ticket.HasNext(h.l) && !h.c.Wanted() && h.c.Clean()
 }
 
-// Commits reports whether the COMMIT of the transaction is to lock the key for the next caller. It is not if the lock
-// would be a round trip of its own: the caller who commits would wait for it. Nor is it while other processes wait for
-// the key: one of them gets it at the COMMIT, and the lock fails.
+// Commits reports whether the COMMIT of the transaction is to lock the key for the next caller. It is not to if the
+// lock would be a round trip of its own, for which the caller that commits would wait. Nor while other processes wait
+// for the key: one of them gets the key at the COMMIT, and the lock would fail.
 func (h *Handoff) Commits() bool {
 	return h.commits < h.l.cfg.HandOvers && h.c.Packs(2) && h.passes() && !h.ticket.SeenOtherProcess()
 }
 
 // Commit commits, and locks the key for the next caller. If locked is false without an error, the transaction is
-// committed, and the next caller has to ask; if the session is not clean then, the key may still be locked on it. An
-// error with a number of the server's says that nothing was committed.
+// committed, and the next caller has to ask for the lock. If the session is not clean then, the key may still be locked
+// on it. An error with a number of the server's says that nothing was committed.
 func (h *Handoff) Commit(ctx context.Context) (locked bool, err error) {
 	answers, err := h.c.Send(ctx, "COMMIT", h.Next())
 	if len(answers) == 0 {
@@ -97,11 +94,11 @@ func (h *Handoff) Commit(ctx context.Context) (locked bool, err error) {
 	return h.Locked(ctx, answers[1:], err), nil
 }
 
-// Next is the statement behind COMMIT that locks the key for the next caller.
+// Next returns the statement behind COMMIT that locks the key for the next caller.
 func (h *Handoff) Next() string { return h.l.nextSQL(h.key) }
 
-// Locked reports whether Next has locked the key. answers has its answer, and err is its error. If the session is not
-// clean afterwards, the key may still be locked on it.
+// Locked reports whether the statement Next has locked the key. answers has its answer, and err is its error. If the
+// session is not clean afterwards, the key may still be locked on it.
 func (h *Handoff) Locked(ctx context.Context, answers [][][]string, err error) bool {
 	switch {
 	case server.Locked(err):
@@ -110,18 +107,18 @@ func (h *Handoff) Locked(ctx context.Context, answers [][][]string, err error) b
 		h.committed = true
 		return true
 	}
-	h.c.RollBackUnknown(ctx, rollbackLimit) // it may have locked the key
+	h.c.RollBackUnknown(ctx, rollbackLimit) // Next may have locked the key
 	return false
 }
 
-// quiet reports whether an answer to Next says that the row is locked, and has nothing to tell.
+// quiet reports whether an answer to Next says that the row is locked, and that nothing about it is to be told.
 func quiet(rows [][]string) bool { return len(rows) == 1 && rows[0][0] == "" && rows[0][1] == "0" }
 
-// rollbackLimit bounds the ROLLBACK of a lock for which there is no caller.
+// rollbackLimit bounds the ROLLBACK of a lock that no caller takes over.
 const rollbackLimit = time.Second
 
-// Give gives the session, its turn, and the lock to the next caller. If that has gone
-// meanwhile, the lock is given back; if that fails, broken has the server end the session.
+// Give gives the session, its turn, and the lock to the next caller. If that has gone meanwhile, Give gives the lock
+// back; if that fails, it calls broken, which tells the server to end the session.
 func (h *Handoff) Give(broken func()) {
 	if h.broken = broken; h.ticket.Handoff(h.l, h) {
 		return

@@ -13,8 +13,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Holder asks the server who has locked one of the rows, for which another connection
-// waits. It returns nil if the server does not tell before ctx ends.
+// Holder asks the server who has locked one of the rows, if another connection waits for the row. It returns nil if the
+// server does not tell before ctx ends.
 func (l *Locker) Holder(ctx context.Context, names []string) *lockerr.Holder {
 	if l.blind.Load() {
 		return nil
@@ -27,7 +27,7 @@ func (l *Locker) Holder(ctx context.Context, names []string) *lockerr.Holder {
 	return l.holderBy(ctx, c, l.awaitedSQL(names, terms.Calmly/2))
 }
 
-// holderBy asks text on c, which is of the form of holderSQL.
+// holderBy sends text on c, a question of the form of holderSQL, and reads the answer.
 func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *lockerr.Holder {
 	rows, err := server.Query(ctx, c.Conn, text)
 	if server.Denied(err) {
@@ -46,9 +46,9 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 	return h
 }
 
-// askHolder asks the server who holds one of the keys, in one statement. It returns nil if
-// the server does not tell. waiter is the id of the caller's connection, or 0. mark is that of the
-// statement by which it waits; "" if it does not wait.
+// askHolder asks the server who holds one of the keys, in one statement. It returns nil if the server does not tell.
+// waiter is the id of the caller's connection, or 0. mark is the mark of the statement with which the caller waits; ""
+// if it does not wait.
 func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lockerr.Holder {
 	if a.blind.Load() || !a.cfg.Info.AllHolders && mark == "" {
 		return nil
@@ -65,11 +65,10 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lo
 	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
 }
 
-// holderSQL asks for the holder of one of the rows, for which the connection with the id
-// waiter waits by the statement with the mark: id, user, host, program, age in microseconds. If the
-// server does not list all holders, it lists one only while a connection waits, and by a copy that can be
-// older than this wait: only if the copy has the statement is the blocker that of this wait. The server
-// ends the statement after bound.
+// holderSQL returns a query for the holder of one of the rows: id, user, host, program, age in microseconds. The
+// connection with the id waiter waits for the row, by the statement with the mark. Some servers do not list all
+// holders: they list one only while a connection waits, and from a copy that can be older than this wait. Only if the
+// copy has the statement with the mark, the blocker in it is that of this wait. The server ends the query after bound.
 func (l *Locker) holderSQL(names []string, waiter uint64, mark string, bound time.Duration) string {
 	if !l.cfg.Info.AllHolders {
 		return l.blockerSQL(bound, fmt.Sprintf("r.trx_mysql_thread_id = %d AND r.trx_query LIKE '%%%s%%'", waiter, mark))
@@ -77,7 +76,7 @@ func (l *Locker) holderSQL(names []string, waiter uint64, mark string, bound tim
 	return l.lockedBySQL(names, bound, fmt.Sprintf("t.PROCESSLIST_ID <> %d", waiter))
 }
 
-// awaitedSQL is holderSQL for any waiter: the holder waits for none of the rows itself.
+// awaitedSQL is holderSQL for any waiter. The holder is one that does not itself wait for a row.
 func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 	if !l.cfg.Info.AllHolders {
 		return l.blockerSQL(bound, "w.requested_lock_id IN (SELECT k.lock_id FROM information_schema.INNODB_LOCKS k"+
@@ -141,7 +140,7 @@ func (l *Locker) lockedBySQL(names []string, bound time.Duration, other string) 
 		" AND " + other + " LIMIT 1"
 }
 
-// lockData are the primary keys of the rows, as servers show them with their locks.
+// lockData returns the primary keys of the rows, in the form in which servers show them with their locks.
 func (l *Locker) lockData(names []string) string {
 	var data []string
 	for _, name := range names {

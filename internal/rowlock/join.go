@@ -13,9 +13,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Join locks further keys in the transaction that is open on c. After an error, alive
-// reports that the transaction goes on as if Join had not been called; if it is false, the
-// transaction must be rolled back.
+// Join locks further keys in the transaction that is open on c. After an error, alive says that the transaction goes on
+// as if Join had not been called; if alive is false, the transaction must be rolled back.
 func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Locked, alive bool, err error) {
 	ctx = r.taking(ctx)
 	a := l.attempt(r)
@@ -47,7 +46,8 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if err := a.unleased(ctx); err != nil {
 		return true, err
 	}
-	// A failed statement for one key has locked nothing; of several keys, some may be locked.
+	// intact reports whether the transaction is as it was before a statement that has failed with err: a statement
+	// for one key has locked nothing then, a statement for several keys may have locked some.
 	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
 	try := func() error {
 		ctx, cancel := server.Within(ctx, pool.AnswerTime)
@@ -76,8 +76,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	return a.waitToJoin(ctx, try)
 }
 
-// waitToJoin is join for keys that are locked: it waits for them in the server. try tries
-// once with NOWAIT.
+// waitToJoin is join for keys that are locked: it waits for them in the server. try tries once, with NOWAIT.
 func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool, err error) {
 	for {
 		wctx, done, err := a.Patient(ctx)
@@ -92,10 +91,9 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 	}
 }
 
-// unleased waits until no key that ever had a lease has a live one: the open transaction
-// could not unlock such a row again. It reads on another connection, since a plain read
-// in the transaction could open its snapshot. After that it may be the attempt's turn,
-// until endTurn.
+// unleased waits until no key has a live lease, of those that ever had one: the open transaction could not unlock such
+// a row again. It reads on another connection, since a plain read in the transaction could open its snapshot. After
+// that the attempt may have the turn to ask, until endTurn.
 func (a *attempt) unleased(ctx context.Context) error {
 	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
 	if len(names) == 0 {
@@ -127,16 +125,16 @@ func (a *attempt) unleased(ctx context.Context) error {
 	}
 }
 
-// keep keeps the transaction alive, which is idle during a wait for a lease.
+// keep keeps the transaction alive that is idle while its caller waits for a lease.
 func (a *attempt) keep(ctx context.Context) {
 	if a.c.Silence() > a.cfg.TTL/4 {
-		_ = a.c.Ping(ctx) // a lost connection shows at its next statement
+		_ = a.c.Ping(ctx) // if the connection is lost, its next statement says so
 	}
 }
 
-// clear is for a lock statement that has ended with err, in a transaction that goes on. If
-// it has found an expired lease, clear removes the lease from the row, which only this
-// transaction has locked by now, and tries again. A shared lock becomes exclusive for that.
+// clear follows a lock statement that has ended with err, in a transaction that goes on. If the statement has found an
+// expired lease, clear removes the lease from the row and tries again: only this transaction has the row locked by
+// now. A shared lock becomes exclusive for that.
 func (a *attempt) clear(ctx context.Context, err error, try func() error) error {
 	for {
 		var found *strategy.Leased

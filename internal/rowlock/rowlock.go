@@ -4,69 +4,71 @@
 //
 // # How a lock is acquired
 //
-// The key's row is made first, outside any transaction. Then the caller queues with the
-// other goroutines of its process, so that a thousand of them occupy one connection. A
-// caller that finds the queue empty tries with NOWAIT, on a session: that is not in
-// autocommit, so the lock statement begins the transaction. The transaction's options go in
-// front of it in the same text. Without options the statement for one key is prepared on a
-// session that stays. (Under mysqllock.Wrap the transaction begins by a call of the base driver,
-// and nothing is handed over.) Otherwise the first caller in the queue waits in the server, which wakes it on release. The server
-// limits that wait, so a waiter whose client is gone disappears by itself. If a caller
-// stops waiting, its statement is killed and its transaction rolled back before it gets
-// its error.
+// The key's row is made first, outside any transaction. Then the caller queues with the other goroutines of its
+// process, so that a thousand of them occupy one connection.
 //
-// The lock statement also tells whether the row has a lease. If so, the caller rolls the transaction
-// back at once, since its lock would keep the lease's holder from renewing. It waits for several keys
-// in one statement each, and so holds no row with a lease while it waits for the next. If the caller's
-// host stands still, or is cut off, when the row is granted, the server ends the session after lockTTL
-// of silence. A control connection, whose clock is the server's, then tells whether the lease is live.
-// The caller waits for the end of a live lease without a transaction. It removes an
-// expired lease from the row, which waits for the last COMMIT under it, and tries again.
+// A caller that finds the queue empty tries with NOWAIT, on a session. Sessions are not in autocommit, so the lock
+// statement begins the transaction. The transaction's options go in front of the lock statement in the same text.
+// Without options, the statement for one key is prepared on a session that stays. (Under mysqllock.Wrap the
+// transaction begins by a call of the base driver, and nothing is handed over.)
 //
-// A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the
-// key a moment ago: then it waits in the server, in the order of arrival there. So does a caller, some
-// way off the server, whose query can go out with the lock, while a holder of its own process has the
-// key: it has the key at the COMMIT, and the rows with it. It needs a session for that, so it does not
-// if sessions are bounded. (All could wait there, a round trip sooner. Tried with 64 goroutines in
-// BeginTx on one key: the time in which nobody has it falls from 0.43 to 0.26 ms on MySQL 9.7 and from
-// 0.35 to 0.15 on MariaDB 10.11. But a wait costs the server more than NOWAIT, and that takes the gain
-// away: 0.8 and 1.0 times as many transactions.)
+// If the key is locked, the first caller in the queue waits in the server, which wakes it on release. The server limits
+// that wait, so a waiter whose client is gone disappears by itself. If a caller stops waiting, its statement is killed
+// and its transaction rolled back before the caller gets its error.
+//
+// The lock statement also tells whether the row has a lease. If so, the caller rolls the transaction back at once, since
+// its row lock would keep the lease's holder from renewing. It waits for several keys in one statement each, and so
+// holds no row with a lease while it waits for the next key. If the caller's host stands still, or is cut off, when the
+// row is granted, the server ends the session after lockTTL of silence.
+//
+// After the rollback a control connection, whose clock is the server's, tells whether the lease is live. The caller
+// waits for the end of a live lease without a transaction. It removes an expired lease from the row, and tries again;
+// the removal waits for the last COMMIT under the lease.
+//
+// A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the key a moment ago:
+// then the caller waits in the server, in the order of arrival there. A caller some way off the server also waits there
+// if its query can go out with the lock and a holder of its own process has the key: at the holder's COMMIT the caller
+// gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are bounded.
+//
+// (All callers could wait in the server, and get the key a round trip sooner. Tried with 64 goroutines in BeginTx on one
+// key: the time in which nobody has the key falls from 0.43 to 0.26 ms on MySQL 9.7 and from 0.35 to 0.15 on MariaDB
+// 10.11. But a wait costs the server more than NOWAIT, and that takes the gain away: 0.8 and 1.0 times as many
+// transactions.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
 //
 // # Handoff
 //
-// A session goes with its lock to the next caller in the queue of this process, if both want the same
-// key alone, in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE
-// NOWAIT", commits, and locks the key again for that caller; sessions are not in autocommit, so that
-// needs no START TRANSACTION. A process that waits in the server gets the key at the COMMIT all the
-// same, and the caller then waits behind it. The answer to SELECT 1 says that the COMMIT came through,
-// whatever becomes of the lock. Where two statements are two round trips, or quicker than one text
-// ([pool.Conn.Packs]), there is COMMIT alone, and the next caller asks. If nothing has run in the
-// transaction since the lock was granted, there is nothing to commit, and no snapshot: the next caller
-// gets the transaction as it is, after a look at the socket. For other processes that is one long
-// hold, so it is bounded: by [strategy.Config.HandOvers] and [strategy.Config.HandOverTime] since the
-// last COMMIT. COMMITs that lock for the next caller are bounded by HandOvers, too: callers of other
-// processes that only look now and then have their turn after that. While somebody waits for any
-// session, none is handed over.
+// A session goes with its lock to the next caller in the queue of this process, if both callers want the same key alone,
+// in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE NOWAIT", commits, and locks the key
+// again for the next caller. Sessions are not in autocommit, so no START TRANSACTION is needed. A process that waits in
+// the server gets the key at the COMMIT all the same, and the next caller then waits behind that process. The answer to
+// SELECT 1 says that the COMMIT came through, whatever becomes of the lock. If two statements are two round trips, or
+// quicker than one text ([pool.Conn.Packs]), COMMIT is sent alone, and the next caller asks for the lock.
 //
-// What a statement has left on the session ends with it, so such a session is not handed over;
-// nor is one that holds more than its one key, or must check something before its COMMIT.
+// If nothing has run in the transaction since the lock was granted, there is nothing to commit, and no snapshot. Then the
+// next caller gets the transaction as it is, after a look at the socket. For other processes such handoffs are one long
+// hold, so [strategy.Config.HandOvers] and [strategy.Config.HandOverTime] since the last COMMIT bound them. HandOvers
+// also bounds COMMITs that lock the key for the next caller: after that, callers of other processes that only look now
+// and then have their turn. While a caller waits for any session, no session is handed over.
+//
+// A session on which a statement has left something is closed after its transaction, so it is not handed over. Nor is a
+// session that holds more than its one key, or must check something before its COMMIT.
 //
 // # The caller's statements beside ours
 //
-// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the
-// lock statement ([Request.Behind]), also behind one that waits. The write that ends the unit goes out
-// in front of COMMIT, with the count of its rows between them: a write that has changed nothing stops
-// there, since the unit then stays open. So read, decide, write is two round trips, as without the
-// lock, and the next caller has a hot row's key after two. The answer of the query is read only after
-// that of the lock. It is not always known whether an error in front of COMMIT is the write's: see
-// [server.Uncounted].
+// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the lock statement
+// ([Request.Behind]), also behind one that waits. The write that ends the unit goes out in front of COMMIT, with the
+// count of its rows between the two: if the write has changed nothing, the text stops at the count, since the unit then
+// stays open. So read, decide, write is two round trips, as without the lock, and the next caller has the key of a hot
+// row after two. The answer of the query is read only after that of the lock. It is not always known whether an error
+// in front of COMMIT is that of the write: see [server.Uncounted].
 //
-// A write alone is one round trip: lock, write, count and COMMIT. Nobody reads the answer of that lock before the write runs, so
-// the statement fails where the row is missing, has a lease or a version, or the server takes no writes ([attempt.aloneSQL]).
-// The lock is asked for once more then, by itself. A caller that waits in the server does so by itself, too.
+// A write alone is one round trip: lock, write, count and COMMIT. Nobody reads the answer of the lock statement before the
+// write runs. So that statement fails if the row is missing, has a lease or a version, or if the server takes no writes
+// ([attempt.aloneSQL]). Then the lock is asked for again, without the write. A lock statement that waits in the server is
+// sent without the write, too.
 //
 // # Shared keys
 //
@@ -83,14 +85,12 @@
 //
 // # Slots
 //
-// The slots of a key are rows; a holder locks one of them. At most as many callers of a
-// process as there are slots look for one at the same time. How they do is
-// [strategy.Attempt.TakeSlot], for leases, too: a caller tries the slot that was released last, or a
-// random one, then one that a control connection has found free with SKIP LOCKED. (A search in
-// the holder's own transaction, at REPEATABLE READ, would lock the gap behind each locked row, and no
-// one could make a row there.) If there is none, the caller waits in the server for a random
-// slot, for at most 250 ms, and looks again. If that slot has a lease, the caller waits for as long
-// for the lease, without a lock on the row.
+// The slots of a key are rows; a holder locks one of them. At most as many callers of a process as there are slots look
+// for a slot at the same time. They look by [strategy.Attempt.TakeSlot], as for leases: a caller tries the slot that was
+// released last, or a random one, then one that a control connection has found free with SKIP LOCKED. (A search in the
+// holder's own transaction, at REPEATABLE READ, would lock the gap behind each locked row, and nobody could make a row
+// there.) If no slot is free, the caller waits in the server for a random slot, for at most 250 ms, and looks again. If
+// that slot has a lease, the caller waits as long for the lease, without a lock on the row.
 //
 // A slot that is released by a goroutine of this process goes to the caller that has
 // looked for the longest time; its wait in the server is stopped for that. So within one
@@ -100,16 +100,15 @@
 //
 // # Galera
 //
-// Two nodes would grant the same row lock: nodes tell each other only of changes, and only
-// at COMMIT. So a statement in front of the lock statement changes the key's row, and makes the
-// other nodes agree to that one change at once (streaming replication, for this statement alone). From then
-// on the row is locked on all nodes, until the transaction ends or its node is expelled.
-// When the UPDATE returns, all nodes have agreed. If a change of another node came first,
-// perhaps one that has not arrived here yet, the UPDATE fails and the transaction is
-// rolled back. Then the caller tries again.
+// By themselves two nodes would grant the same row lock: nodes tell each other only of changes, and only at COMMIT. So an
+// UPDATE in front of the lock statement changes the key's row, and makes the other nodes agree to that one change at
+// once (streaming replication, for this statement alone). When the UPDATE returns, all nodes have agreed. From then on
+// the row is locked on all nodes, until the transaction ends or its node is expelled. If a change of another node came
+// first, perhaps one that has not arrived on this node yet, the UPDATE fails and the transaction is rolled back. Then the
+// caller tries again.
 //
-// Because the nodes have agreed, what the lock statement reads of the row is the latest,
-// for example a lease in it. And what the holder before has committed can be read here.
+// Because the nodes have agreed, the lock statement reads the latest state of the row, for example a lease in it. And the
+// transaction can read what the previous holder has committed.
 //
 // Shared locks change nothing, so they are refused. So is every row lock on Group
 // Replication with several primaries, which has no such way to agree.
@@ -148,14 +147,13 @@ import (
 const (
 	// slack is how much later the server ends a wait than the client.
 	slack = time.Second
-	// wholeSecond is the shortest wait in a statement of a server that can't end it sooner.
+	// wholeSecond is the shortest wait in a statement of a server that cannot end the wait sooner.
 	wholeSecond = time.Second
-	// breath is the longest pause before a caller tries again that has met the last COMMIT under a lease.
+	// breath is the longest pause of a caller that has met the last COMMIT under a lease, before it tries again.
 	breath = 50 * time.Millisecond
 	// arrival is how long a change of another node usually takes to arrive.
 	arrival = 10 * time.Millisecond
-	// controlWait is how long a request without a wait may wait for a control
-	// connection.
+	// controlWait is how long a request without a wait may wait for a control connection.
 	controlWait = time.Second
 	// background bounds work that must be done although its caller is gone.
 	background = 10 * time.Second
@@ -169,8 +167,8 @@ var terms = strategy.Terms{
 	Limits: strategy.Usual,
 }
 
-// Traits of row locks, for those who choose among strategies. [Locker.Begin] and
-// [Locker.Join] take them inside, and [Locker.Raise] goes out in front of COMMIT.
+// Traits are the traits of row locks. [Locker.Begin] and [Locker.Join] take row locks inside of transactions, and
+// [Locker.Raise] goes out in front of COMMIT.
 var Traits = strategy.Traits{Name: hint.StrategyRow, Table: true, Inside: true, Excludes: true}
 
 // Locker acquires row locks on one server. It is safe for concurrent use.
@@ -196,48 +194,49 @@ func New(cfg strategy.Config) *Locker {
 // Close waits for the kills that are still running.
 func (l *Locker) Close() { l.cleanup.Wait() }
 
-// Info returns what the server told about itself.
+// Info returns what the server has told about itself.
 func (l *Locker) Info() server.Info { return l.cfg.Info }
 
 // Key is one of the keys of a request: the name of its row, and whether to lock it shared.
 type Key = queue.Key
 
-// Request says which keys, and how long to queue for them.
+// Request says which keys to lock, and how long to queue for them.
 type Request struct {
 	Keys  []Key         // sorted by name, each once
-	Slots []string      // instead of Keys: the rows of a key's slots, of which one is locked; the first stands for the key
+	Slots []string      // in place of Keys: the rows of a key's slots, one of which is locked; the first stands for the key
 	Label string        // the name of the keys in errors; "" stands for the names of their rows
 	Wait  time.Duration // 0 fails at once if another caller holds a key
-	Since time.Time     // when the caller began to wait, if it has called before; zero is now
-	// Sessions is where Begin has its session from; Join has it already.
+	Since time.Time     // when the caller began to wait, if this call is not its first; zero for now
+	// Sessions gives Begin its session. Join has one already.
 	Sessions Sessions
-	Behind   *Behind // may go out with the lock; nil for none
-	// Ahead is for a caller that waits in the server already while another one of its process has the key.
+	Behind   *Behind // the caller's statement that may go out behind the lock statement; nil for none
+	// Ahead has the caller wait in the server already while another caller of its process has the key.
 	Ahead   bool
 	Waiting strategy.Waiting
 }
 
-// Sessions is where a caller has the session from on which it locks. No transaction is open on a session that it
-// returns, and the caller has its turn.
+// Sessions gives a caller the session on which it locks. No transaction is open on a session that it returns, and the
+// caller has its turn.
 type Sessions interface {
-	// Get returns one. It is called once the caller is in front of the queue.
+	// Get returns a session. It is called once the caller is in front of the queue.
 	Get(context.Context) (*pool.Conn, error)
-	// BeforeWait is called before the caller waits in the server, and returns the session to wait on: the same, or another.
+	// BeforeWait is called before the caller waits in the server. It returns the session to wait on: the same, or another.
 	BeforeWait(context.Context) (*pool.Conn, error)
-	// TookOver is called in place of Get, with the session that the holder before has handed over.
+	// TookOver is called in place of Get, with the session that the previous holder has handed over.
 	TookOver(*pool.Conn)
-	// Short says which bound keeps Get from returning a session now; nil where none does.
+	// Short returns which bound keeps Get from returning a session now; nil if none does.
 	Short() error
 }
 
 // Behind is a statement of the caller's that may stand behind the lock statement in one text.
 type Behind struct {
-	// Writes is whether it changes something, and COMMIT follows. It runs, whatever the lock statement answers: so that has to
-	// fail where there is anything to tell.
+	// Writes says that the statement changes something, and that COMMIT follows. The statement runs whatever the lock
+	// statement answers, so the lock statement must fail if its answer would matter.
 	Writes bool
-	// Send sends lock, and behind it the statement, with mark in front, and calls granted with the answer of lock, which comes
-	// within limit; 0 is without one. It returns what granted does, or the error of lock. driver.ErrSkip says that nothing was
-	// sent, and nil that the statement was, whatever has become of it: its caller knows.
+	// Send sends lock, and behind it the statement, with mark in front of that. It calls granted with the answer of lock,
+	// which must come within limit; 0 for no limit. It returns what granted returns, or the error of lock.
+	// driver.ErrSkip says that nothing was sent. nil says that the statement was sent, whatever has become of it: the
+	// caller that has made Behind knows.
 	Send func(ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error) error
 }
 
@@ -260,13 +259,12 @@ type Begun struct {
 	Locked
 	Txn    *pool.Txn
 	Ticket *queue.Ticket // Leave it when the transaction has ended
-	// Handoff hands over the session, and the ticket; nil if it cannot be handed over.
+	// Handoff hands over the session, and the ticket; nil if they cannot be handed over.
 	Handoff *Handoff
 }
 
-// Begin opens a transaction on a session, and locks the keys in it. After an error nothing is
-// locked and no transaction is open, or the connection is no longer valid. driver.ErrBadConn means
-// that the caller may try another connection.
+// Begin opens a transaction on a session, and locks the keys in it. After an error nothing is locked and no transaction
+// is open, or the connection is not valid any more. After driver.ErrBadConn the caller may try another connection.
 func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, r Request) (_ *Begun, err error) {
 	ctx = r.taking(ctx)
 	a := l.attempt(r)
@@ -300,11 +298,11 @@ type attempt struct {
 	late    bool // the transaction may have a snapshot: see settings
 	over    bool // the transaction of joinSlot is over
 	r       Request
-	names   []string // all rows that it may lock, sorted
+	names   []string // all rows that the attempt may lock, sorted
 	keys    []Key    // the keys of the next lock statement
 	locked  Locked
-	from    *Handoff // whose session it has; nil for its own
-	cleared int      // how often a lease that was over was taken off a row
+	from    *Handoff // the handoff with which the session came; nil for a session from Sessions
+	cleared int      // how often an expired lease was removed from a row
 }
 
 func (l *Locker) attempt(r Request) *attempt {
@@ -337,7 +335,7 @@ var (
 	errForm    = errors.New("a lock statement returned an unexpected result")
 )
 
-// allowed refuses if row locks do not exclude, or if the server lacks what they need.
+// allowed returns an error if row locks do not exclude here, or if the server lacks what they need.
 func (a *attempt) allowed() error {
 	if len(a.r.Slots) > 0 {
 		if err := a.cfg.Info.Slots(); err != nil {
@@ -351,7 +349,7 @@ func (a *attempt) allowed() error {
 			return err
 		}
 	}
-	// A transaction that keeps a snapshot is to have one that is not older than its lock.
+	// If a transaction keeps a snapshot, the snapshot must not be older than the lock.
 	level := sql.IsolationLevel(a.opts.Isolation)
 	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
@@ -375,14 +373,13 @@ func (a *attempt) allowed() error {
 			" use a lease, or with lockUnsafe=allow row locks of one node, for an application that uses no other", kind, topology))
 }
 
-// outrun reports that a lock was refused because another node was quicker. The transaction
-// is rolled back then.
+// outrun reports whether a lock was refused because another node was quicker. Then the transaction is rolled back.
 func (l *Locker) outrun(err error) bool { return l.streams && server.Deadlock(err) }
 
-// taken reports that a lock was refused because another holder has it.
+// taken reports whether a lock was refused because another holder has it.
 func (l *Locker) taken(err error) bool { return server.Locked(err) || l.outrun(err) }
 
-// comeToFront waits until the caller is in front of the queue, with the key's rows there.
+// comeToFront makes the rows of the keys, and waits until the caller is in front of the queue.
 func (a *attempt) comeToFront(ctx context.Context) error {
 	if err := a.allowed(); err != nil {
 		return err
@@ -402,8 +399,8 @@ func (a *attempt) comeToFront(ctx context.Context) error {
 	return a.Enqueue(ctx, a.cfg.Queue, keys, giver, nil)
 }
 
-// begin begins the transaction with the lock, for a caller in front of the queue: with NOWAIT
-// first, if it was in front at once, and else by waiting in the server.
+// begin begins the transaction with the lock, for a caller in front of the queue. If the caller was in front at once, it
+// first tries with NOWAIT, else it may wait in the server at once.
 func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	if from, handed := a.Ticket.HandedOver().(*Handoff); handed {
 		return a.takeOver(ctx, from)
@@ -413,7 +410,7 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 		return nil, err
 	}
 	a.Ticket.Asks()
-	if a.Wait > 0 { // that was a wait for a connection, not for the lock
+	if a.Wait > 0 { // Get has waited for a connection, not for the lock
 		a.Wait += time.Since(asked)
 	}
 	if len(a.r.Slots) > 0 {
@@ -444,9 +441,9 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	}
 }
 
-// giveWay follows a lock statement that has found a lease. It waits for the lease, or,
-// if lease is nil because it is over, lets the caller try again. After an error there
-// is no other attempt.
+// giveWay follows a lock statement that has found a lease. If lease is nil, the lease is over, and the caller may try
+// again, after a pause if that has happened often. Else giveWay waits for the lease. After an error there is no further
+// attempt.
 func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err error) {
 	switch {
 	case lease != nil && a.Wait == 0:
@@ -462,8 +459,8 @@ func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err erro
 	return a.rest(ctx, breath)
 }
 
-// next decides how the request goes on after a lock statement that has failed with err:
-// by one with NOWAIT, by one that waits in the server, or not at all.
+// next decides how the request goes on after a lock statement that has failed with err: by one with NOWAIT, by one that
+// waits in the server, or not at all.
 func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext bool, _ error) {
 	var lease *strategy.Leased
 	if errors.As(err, &lease) {
@@ -481,15 +478,15 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 		return false, nil
 	case nowait && a.taken(err):
 		return false, a.refuse(ctx, 0)
-	case !nowait && server.Interrupted(err): // by the server's own bound: queue again
+	case !nowait && server.Interrupted(err): // the server's own bound has ended the wait: queue again
 		return false, nil
 	}
 	return false, err
 }
 
-// refuse is for a request without a wait, when somebody has locked a row. If that may be a
-// clean-up, for a moment, refuse returns nil, and the request goes on as one that waits for it.
-// waiter is the id of the connection that has asked; 0 is unknown.
+// refuse is for a request without a wait, if somebody has locked a row. If that may be a clean-up, for a moment, refuse
+// returns nil, and the request goes on as one that waits for the clean-up. waiter is the id of the connection that has
+// asked; 0 if it is not known.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	a.Heard.Store(true)
 	if a.Cleaning(ctx, a.cfg.Rows) {
@@ -501,8 +498,8 @@ func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	return lockerr.ErrLocked
 }
 
-// try begins a transaction and locks with NOWAIT: by a prepared statement, or by a text behind that
-// of the transaction's options.
+// try begins a transaction and locks with NOWAIT: by a prepared statement, or by a text behind the statement that sets
+// the transaction's options.
 func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 	caller := ctx
 	ctx, cancel := server.Within(ctx, pool.AnswerTime)
@@ -523,7 +520,7 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 			lock = a.aloneSQL()
 		}
 		err := a.lockInFront(caller, b, pool.AnswerTime, lock, "", func() {})
-		if !errors.Is(err, driver.ErrSkip) && (!b.Writes || !server.Stopped(err)) { // else what there is to tell comes by the lock alone
+		if !errors.Is(err, driver.ErrSkip) && (!b.Writes || !server.Stopped(err)) { // else the lock statement without the write says why
 			return a.opened(txn, err)
 		}
 	}
@@ -539,7 +536,7 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 	return a.opened(txn, a.lock(ctx, a.trySQL()...))
 }
 
-// behind is the statement that can go out with the lock; nil for none.
+// behind returns the statement that can go out behind the lock statement; nil for none.
 func (a *attempt) behind() *Behind {
 	b := a.r.Behind
 	if b == nil || len(a.keys) != 1 || a.streams || a.c.ByCalls() || !a.c.Packs(2) || b.Writes && a.cfg.Rows.Leased(a.keys[0].Name) {
@@ -548,7 +545,7 @@ func (a *attempt) behind() *Behind {
 	return b
 }
 
-// lockInFront runs a lock statement with b behind it. granted is called as soon as the lock is.
+// lockInFront runs a lock statement with b behind it, and calls granted as soon as the lock is granted.
 func (a *attempt) lockInFront(ctx context.Context, b *Behind, limit time.Duration, lock, mark string, granted func()) error {
 	heard := false
 	err := b.Send(ctx, a.c, limit, lock, mark, func(answer [][]string) error {
@@ -569,8 +566,7 @@ func (a *attempt) lockInFront(ctx context.Context, b *Behind, limit time.Duratio
 	return err
 }
 
-// opened rolls the transaction back if its lock was not granted: a failed lock statement
-// may have locked some of its rows.
+// opened rolls the transaction back if its lock was not granted: a failed lock statement may have locked some rows.
 func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 	if err == nil {
 		return txn, nil
@@ -581,12 +577,12 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 	return nil, err
 }
 
-// look returns a live lease on one of names, or nil; ErrNoRow if one of their rows is missing. It removes expired leases from their
-// rows: a holder may not know yet that its lease has expired, and its last transaction need
-// not hold a lock that blocks ours. If a holder is just committing, the error is
-// errLeaving.
+// look returns a live lease on one of names, or nil. If one of their rows is missing, the error is ErrNoRow.
 //
-// It uses a control connection, since the application may have set the clock of its own.
+// look also removes expired leases from their rows. A holder may not know yet that its lease has expired, and its last
+// transaction need not hold a lock that blocks ours. If a holder is just committing, the error is errLeaving.
+//
+// It uses a control connection, since the application may have set the clock of its own session.
 func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Leased, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
 		rows, err := server.Query(ctx, c.Conn, a.readSQL(names))
@@ -630,7 +626,7 @@ func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err er
 	return rows, err
 }
 
-// own runs f with a control connection.
+// own runs f on a control connection.
 func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
 	c, err := a.control(ctx, max(a.Wait-time.Since(a.Start), controlWait))
 	if err != nil {
@@ -640,8 +636,7 @@ func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
 	return server.OfControl(because(ctx, f(c)))
 }
 
-// because returns why ctx has ended, in place of the failure of a statement that ended with
-// it.
+// because returns why ctx has ended, in place of the error of a statement that ended with ctx.
 func because(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -649,20 +644,19 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// control returns a control connection. It waits for one at most for atMost.
+// control returns a control connection, for which it waits for at most atMost.
 func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn, error) {
 	timed, cancel := server.Within(ctx, atMost)
 	defer cancel()
 	return a.cfg.Control.Acquire(timed)
 }
 
-// lock runs the statements of a lock, and checks by the answer of the last that every key's row
-// exists and has no lease.
+// lock runs lock statements. The answer of the last one must show that every key's row exists and has no lease.
 func (a *attempt) lock(ctx context.Context, texts ...string) error {
 	answers, err := a.c.Send(ctx, texts...)
 	a.Heard.From(err)
 	if server.Number(err) != 0 {
-		a.c.Touch() // it has waited, and the transaction may go on
+		a.c.Touch() // the server has answered after a wait, and the transaction may go on
 	}
 	if err != nil {
 		return err
@@ -670,7 +664,7 @@ func (a *attempt) lock(ctx context.Context, texts ...string) error {
 	return a.granted(answers[len(answers)-1])
 }
 
-// granted reads the answer of a lock statement.
+// granted reads the answer of a lock statement, and returns an error if the lock is of no use.
 func (a *attempt) granted(rows [][]string) error {
 	a.c.Touch()
 	a.locked.Versioned = nil
@@ -707,7 +701,7 @@ func (a *attempt) granted(rows [][]string) error {
 	return found
 }
 
-// live reads a row's lease: the name and leaseColumns, read on a control connection.
+// live reads a row's lease from an answer on a control connection: the name and leaseColumns.
 func live(row []string) (*strategy.Leased, error) {
 	if len(row) != 4 {
 		return nil, errForm
@@ -724,8 +718,8 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // the driver closes a connection whose context ends
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	if !a.late && server.Idle(err) && ctx.Err() == nil { // we did not get to run for longer than the session may be silent
-		if a.c != nil { // else it was one for locks, before there was a connection for the transaction
+	if !a.late && server.Idle(err) && ctx.Err() == nil { // this process did not run for longer than the session may be silent
+		if a.c != nil { // else the idle connection was another one, and there is no session yet
 			_ = a.c.Close()
 		}
 		return driver.ErrBadConn

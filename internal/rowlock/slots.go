@@ -12,7 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// beginSlot locks a slot in a transaction that begins with it.
+// beginSlot begins a transaction, and locks a slot in it.
 func (a *attempt) beginSlot(ctx context.Context) (txn *pool.Txn, err error) {
 	run := func(lock func(context.Context) (*pool.Txn, error)) func(context.Context) error {
 		return func(ctx context.Context) (err error) {
@@ -24,8 +24,8 @@ func (a *attempt) beginSlot(ctx context.Context) (txn *pool.Txn, err error) {
 	return txn, err
 }
 
-// joinSlot locks a slot in the transaction that is open. It tries only slots that seem to be free: on
-// some servers a refused lock ends the transaction. alive reports that the transaction goes on.
+// joinSlot locks a slot in the transaction that is open. It tries only slots that seem to be free, since on some servers
+// a refused lock ends the transaction. alive says that the transaction goes on.
 func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return false, err
@@ -60,8 +60,8 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	return !a.over, err
 }
 
-// takeSlot locks one of the slots. try and wait run a lock statement for a.keys. If they end the
-// transaction that is open, the search ends.
+// takeSlot locks one of the slots. try and wait run a lock statement for a.keys. If such a statement ends the open
+// transaction, the search ends, too.
 func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(context.Context) error) error {
 	lock := func(ctx context.Context, slot int, how func(context.Context) error) error {
 		a.locked.Slot, a.keys = slot, []Key{{Name: a.r.Slots[slot]}}
@@ -109,11 +109,11 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 	return err
 }
 
-// another returns how the search goes on after a lock statement, or a look at a slot, has failed with
-// err.
+// another says how the search goes on after a lock statement, or a look at a slot, has failed with err: it returns
+// strategy.ErrTaken or strategy.ErrAgain, or the error that ends the search.
 func (a *attempt) another(ctx context.Context, err error) error {
 	var lease *strategy.Leased
-	if errors.As(err, &lease) { // an expired one is removed, so that the slot is free
+	if errors.As(err, &lease) { // look removes an expired lease, and then the slot is free
 		a.HeldBy = keyrow.HolderOf(lease.Owner)
 		if lease, err = a.look(ctx, []string{lease.Key}); lease != nil && err == nil {
 			return strategy.ErrTaken

@@ -25,7 +25,7 @@ func (l *Locker) Raise(keys []string) string {
 	}
 	text := "UPDATE /*+ SET_VAR(sql_big_selects = 1) */ " + schema.List(lines, "n") + " STRAIGHT_JOIN " + l.cfg.Table.String() +
 		" ON " + schema.Row("", l.cfg.Namespace, "n") + " SET " + schema.Next
-	if l.cfg.Info.Settings { // it takes the scan of the list for a scan of the table
+	if l.cfg.Info.Settings { // MariaDB takes the scan of the list for a scan of the table
 		return "SET STATEMENT sql_safe_updates = 0, sql_big_selects = 1 FOR " + text
 	}
 	return text

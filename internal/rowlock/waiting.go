@@ -14,8 +14,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// mayBlock gets the caller of Begin a session on which it may wait. Until then its request could
-// not block, so any session would do.
+// mayBlock is called before the attempt waits. It gets the caller of Begin a session on which to wait: until then any
+// session would do, since no request could block.
 func (a *attempt) mayBlock(ctx context.Context) (err error) {
 	if a.r.Sessions == nil {
 		return nil
@@ -26,8 +26,7 @@ func (a *attempt) mayBlock(ctx context.Context) (err error) {
 	return err
 }
 
-// rest waits for a while: until others may have gone on, or until a change of another node
-// may have arrived here.
+// rest waits for a while: until other callers may have gone on, or until a change of another node may have arrived here.
 func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
 	a.Heard.Store(true)
 	ctx, done, err := a.Patient(ctx)
@@ -39,8 +38,7 @@ func (a *attempt) rest(ctx context.Context, atMost time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// await waits until a lease may have been released. Then it is the attempt's turn, until
-// EndTurn.
+// await waits until a lease may have been released. Then the attempt has the turn to ask, until EndTurn.
 func (a *attempt) await(ctx context.Context, lease *strategy.Leased) error {
 	if err := a.mayBlock(ctx); err != nil {
 		return err
@@ -48,7 +46,7 @@ func (a *attempt) await(ctx context.Context, lease *strategy.Leased) error {
 	return a.AwaitLease(ctx, &a.cfg, lease)
 }
 
-// wait begins a transaction and waits in the server.
+// wait begins a transaction, and waits for the lock in the server.
 func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	if err := a.mayBlock(ctx); err != nil {
 		return nil, err
@@ -73,7 +71,7 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	return a.opened(txn, a.block(patient))
 }
 
-// blockInFront is block with a query behind the lock. Its wait ends with patient, and the query with ctx.
+// blockInFront is block with a query behind the lock. patient ends the wait, and ctx ends the query.
 func (a *attempt) blockInFront(ctx, patient context.Context, b *Behind) error {
 	until, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -96,8 +94,8 @@ func (a *attempt) block(ctx context.Context) error {
 	return err
 }
 
-// queueUp has send run the waiting lock statements until they are answered or ctx ends. At the end of
-// ctx it kills the statement on the server, so that it cannot be granted the lock later.
+// queueUp runs the lock statements that wait, by send, until they are answered or ctx ends. If ctx ends, queueUp kills
+// the statement on the server, so that it cannot be granted the lock later.
 func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, mark string, texts []string) error) error {
 	left := a.Left()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -117,7 +115,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 	if a.cfg.Info.Kills {
 		w.Control = a.cfg.Control
-	} else if a.late { // it holds something already
+	} else if a.late { // the transaction holds something already
 		w.Ends = wholeSecond + slack
 	}
 	texts := a.waitSQL(bound, mark)
@@ -126,7 +124,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 		return err
 	}
 	if !usable && a.cfg.Info.Kills {
-		a.EndQuery(ctx, mark) // the server's own limit ends it, too
+		a.EndQuery(ctx, mark) // the server's own limit ends the statement, too
 	}
 	cause := context.Cause(ctx)
 	if cause == nil {
@@ -134,7 +132,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 	switch {
 	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
-		return nil // granted at the last moment, and the caller is still there
+		return nil // the lock was granted at the last moment, and the caller is still there
 	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
 		return cause
 	default:
@@ -142,7 +140,8 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 }
 
-// EndQuery ends a statement that its caller has given up, with mark in its text. It does not wait for that, and goes on when ctx ends.
+// EndQuery ends a statement that its caller has given up, with mark in the statement's text. It works in the background,
+// and goes on when ctx ends.
 func (l *Locker) EndQuery(ctx context.Context, mark string) {
 	l.cleanup.Go(func() {
 		ctx, cancel := server.Within(context.WithoutCancel(ctx), background)
@@ -185,13 +184,13 @@ func (a *attempt) waitSQL(bound time.Duration, mark string) []string {
 	return texts
 }
 
-// lockInTurn is lock for the statements of waitSQL, one after the other.
+// lockInTurn is lock for the statements of waitSQL, which it sends one after the other.
 func (a *attempt) lockInTurn(ctx context.Context, texts []string) error {
 	var rows [][]string
 	for _, text := range texts {
 		more, err := server.Query(ctx, a.c.Conn, text)
 		if server.Number(err) != 0 {
-			a.c.Touch() // it has waited, and the transaction may go on
+			a.c.Touch() // the server has answered after a wait, and the transaction may go on
 		}
 		if err != nil {
 			return err
@@ -207,8 +206,8 @@ func (a *attempt) lockInTurn(ctx context.Context, texts []string) error {
 	return a.granted(rows)
 }
 
-// stopped reports that the last of rows, the answers to lock statements, has an owner, so
-// that the keys behind it were not locked.
+// stopped reports whether the last of rows, the answers to lock statements, has a lease's owner. Then the keys behind it
+// were not locked.
 func stopped(rows [][]string) bool {
 	if len(rows) == 0 {
 		return false
