@@ -34,38 +34,40 @@ func (a *attempt) handoff() *Handoff {
 		return nil
 	}
 	s := &Handoff{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
-	switch from := a.from; {
-	case from == nil:
-	case from.committed:
-		s.commits = from.commits + 1
+	switch before := a.before; {
+	case before == nil:
+	case before.committed:
+		s.commits = before.commits + 1
 	default:
-		s.since, s.kept, s.commits = from.since, from.kept+1, from.commits
+		s.since, s.kept, s.commits = before.since, before.kept+1, before.commits
 	}
 	return s
 }
 
 // takesHandoff reports whether a can take over the lock from the previous holder.
 func (a *attempt) takesHandoff() bool {
-	return a.r.Sessions != nil && a.opts == (driver.TxOptions{}) && len(a.r.Keys) == 1 && !a.r.Keys[0].Shared && a.cfg.HandOvers > 0 &&
-		a.cfg.Info.Topology == "" && !a.cfg.Info.Router
+	oneKey := len(a.r.Keys) == 1 && !a.r.Keys[0].Shared
+	sessionsMove := a.cfg.HandOvers > 0 && a.cfg.Info.Topology == "" && !a.cfg.Info.Router
+	return a.r.Sessions != nil && a.opts == (driver.TxOptions{}) && oneKey && sessionsMove
 }
 
 // takeOver makes a the holder of a lock that was handed over. If its caller has gone meanwhile, the lock goes on to the
 // next caller.
-func (a *attempt) takeOver(ctx context.Context, from *Handoff) (*pool.Txn, error) {
-	a.from, a.c = from, from.c
+func (a *attempt) takeOver(ctx context.Context, before *Handoff) (*pool.Txn, error) {
+	a.before, a.c = before, before.c
 	if ctx.Err() != nil {
-		a.handoff().Give(from.broken)
+		a.handoff().Give(before.broken)
 		return nil, context.Cause(ctx)
 	}
-	a.r.Sessions.TookOver(from.c)
-	return from.c.Begun(ctx), nil
+	a.r.Sessions.TookOver(before.c)
+	return before.c.Begun(ctx), nil
 }
 
 // Keeps reports whether a transaction in which nothing has run can go to the next caller as it is. For that other
 // processes must not have waited for long, and the session must be alive, as far as it can tell without a round trip.
 func (h *Handoff) Keeps(ctx context.Context) bool {
-	return h.kept < h.l.cfg.HandOvers && time.Since(h.since) < h.l.cfg.HandOverTime && h.passes() && h.c.Own() && h.c.Fresh(ctx)
+	othersHaveTime := h.kept < h.l.cfg.HandOvers && time.Since(h.since) < h.l.cfg.HandOverTime
+	return othersHaveTime && h.passes() && h.c.Own() && h.c.Fresh(ctx)
 }
 
 // passes reports whether a next caller is there that can take over the session, and nobody waits for any session.

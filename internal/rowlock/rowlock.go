@@ -237,7 +237,7 @@ type Behind struct {
 	// which must come within limit; 0 for no limit. It returns what granted returns, or the error of lock.
 	// driver.ErrSkip says that nothing was sent. nil says that the statement was sent, whatever has become of it: the
 	// caller that has made Behind knows.
-	Send func(ctx context.Context, on *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error) error
+	Send func(ctx context.Context, conn *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error) error
 }
 
 // taking marks the statements that take the locks.
@@ -301,7 +301,7 @@ type attempt struct {
 	names   []string // all rows that the attempt may lock, sorted
 	keys    []Key    // the keys of the next lock statement
 	locked  Locked
-	from    *Handoff // the handoff with which the session came; nil for a session from Sessions
+	before  *Handoff // the handoff with which the session came; nil for a session from Sessions
 	cleared int      // how often an expired lease was removed from a row
 }
 
@@ -402,8 +402,8 @@ func (a *attempt) comeToFront(ctx context.Context) error {
 // begin begins the transaction with the lock, for a caller in front of the queue. If the caller was in front at once, it
 // first tries with NOWAIT, else it may wait in the server at once.
 func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
-	if from, handed := a.Ticket.HandedOver().(*Handoff); handed {
-		return a.takeOver(ctx, from)
+	if before, handed := a.Ticket.HandedOver().(*Handoff); handed {
+		return a.takeOver(ctx, before)
 	}
 	asked := time.Now()
 	if a.c, err = a.r.Sessions.Get(ctx); err != nil {
@@ -420,8 +420,8 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	// A caller that had to queue in the process expects to wait in the server, too, if
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
-	nowait := a.First || !a.Ticket.Next() && !a.Ticket.SeenOtherProcess() ||
-		!slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	allShared := !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
+	nowait := a.First || !a.Ticket.Next() && !a.Ticket.SeenOtherProcess() || allShared
 	if !nowait {
 		a.Heard.Store(true)
 	}
@@ -539,7 +539,12 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 // behind returns the statement that can go out behind the lock statement; nil for none.
 func (a *attempt) behind() *Behind {
 	b := a.r.Behind
-	if b == nil || len(a.keys) != 1 || a.streams || a.c.ByCalls() || !a.c.Packs(2) || b.Writes && a.cfg.Rows.Leased(a.keys[0].Name) {
+	if b == nil || len(a.keys) != 1 || a.streams {
+		return nil
+	}
+	inOneText := !a.c.ByCalls() && a.c.Packs(2)
+	refusedByLease := b.Writes && a.cfg.Rows.Leased(a.keys[0].Name)
+	if !inOneText || refusedByLease {
 		return nil
 	}
 	return b
