@@ -28,16 +28,16 @@ var terms = strategy.Terms{
 	Limits:   strategy.Usual,
 }
 
-// Request says which lease, and how long to queue for it.
+// Request says which lease to take, and how long to queue for it.
 type Request struct {
 	Key     string
 	TTL     time.Duration    // how long the lease survives a holder that has fallen silent
 	Wait    time.Duration    // 0 fails at once if another caller holds the key
-	Since   time.Time        // when the caller began to wait, for those who look; zero is now
+	Since   time.Time        // when the caller began to wait, as others see it; zero for now
 	MinHold time.Duration    // how long the lease stays after its release
-	MaxHold time.Duration    // how long it is kept by renewing it; 0 is no limit
-	Waiting strategy.Waiting // nil for nobody to ask
-	// Lends is the session of a transaction that the lease ends with; nil for none.
+	MaxHold time.Duration    // how long the lease is kept by renewals; 0 for no limit
+	Waiting strategy.Waiting // called before each wait; nil for none
+	// Lends lends the session of a transaction that the lease ends with; nil for none.
 	Lends *strategy.Lender
 	// Lost is called once, on a goroutine of its own, when the lease may be
 	// lost: it was not renewed in time, was found to be gone, has reached MaxHold, or the
@@ -45,8 +45,8 @@ type Request struct {
 	Lost func(error)
 }
 
-// Acquire acquires a lease. After an error the lease is not held. If a statement was not answered in
-// time, Acquire releases in the background what it may have been granted.
+// Acquire acquires a lease. After an error the lease is not held. If a statement was not answered in time, Acquire
+// releases in the background the lease that it may have been granted.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
@@ -95,13 +95,13 @@ type attempt struct {
 	*Locker
 	r     Request
 	ttl   time.Duration
-	lasts time.Duration // for how long the server may keep what was granted: the giver's TTL may be greater
-	given *handoff      // whose lease it takes over; nil where it takes over none
-	left  time.Duration // how long the lease that is in the way still ran; 0 is unknown
-	// refused: without a wait, because somebody has locked the row.
+	lasts time.Duration // how long the server may keep the granted lease: the TTL of a handed-over lease may be greater
+	given *handoff      // the handoff by which the attempt takes over a lease; nil for none
+	left  time.Duration // how long the lease in the way still lasted; 0 if that is not known
+	// refused: somebody has locked the row, and the caller does not wait.
 	refused bool
-	resent  int  // how often it was sent again, since the connection broke
-	stays   bool // the caller cannot leave, but for the end of its wait
+	resent  int  // how often the request was sent again, since its connection broke
+	stays   bool // the caller's context cannot end, only its wait
 	asked   purpose.Asked
 }
 
@@ -160,9 +160,8 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	}
 }
 
-// takeHandoff makes the attempt the holder of a lease that was handed over, with a new token,
-// in one statement. It returns nil if this process no longer holds the lease: then the
-// attempt asks for it like any other.
+// takeHandoff makes the attempt the holder of a lease that was handed over, with a new token, in one statement. It
+// returns nil if this process does not hold the lease any more: then the attempt asks for it like any other.
 func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) {
 	a.lasts = max(a.lasts, from.ttl)
 	var s *Lease
@@ -183,7 +182,7 @@ func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) 
 		s.since, s.handed = from.since, from.handed+1
 		a.given.tell(nil)
 		return s, nil
-	case err == nil, errors.Is(err, errResend): // it came too late, or was lost on the way, and was given back
+	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
 		a.given.tell(nil)
 		a.dropWakeUp(from)
 		return nil, nil
@@ -192,10 +191,10 @@ func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) 
 		a.dropWakeUp(from)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
-		return a.takeHandoff(ctx, from) // somebody has locked the row; it ends with the lease at the latest
-	case a.Ticket == nil: // it is freed in the background
+		return a.takeHandoff(ctx, from) // somebody has locked the row; this loop ends with the lease at the latest
+	case a.Ticket == nil: // handleLate frees the lease in the background
 		a.dropWakeUp(from)
-	default: // nobody is to wait for that beyond its wait
+	default: // the caller does not wait for the release
 		from.ticket, a.Ticket = a.Ticket, nil
 		given := a.given
 		a.running.Go(func() { given.tell(a.relinquish(from, false)) })
@@ -206,8 +205,8 @@ func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) 
 	return nil, err
 }
 
-// try asks once, on a lock connection. It returns nil if someone else has the lease, has
-// locked the row or, inTurn, goes first.
+// try asks once, on a lock connection. It returns nil if somebody else has the lease, has locked the row or, with
+// inTurn, goes first.
 func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	h, s, err := a.connOrShare(ctx, inTurn)
 	if h == nil {
@@ -220,7 +219,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	if !ours {
 		return s, err
 	}
-	if server.Number(err) != 0 && !server.Locked(err) { // it may have got as far as the wake-up lock
+	if server.Number(err) != 0 && !server.Locked(err) { // the statement may have got as far as the wake-up lock
 		own, cancel := server.Within(a.releasing(), background/2)
 		a.releaseWakeUpsOn(own, h, a.r.Key)
 		cancel()
@@ -236,12 +235,10 @@ func (l *Locker) takeAndWake(ctx context.Context, h *lockConn, a *attempt, inTur
 	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true))
 }
 
-// busy reports that a take statement met another that is about to change the
-// row, or somebody who has locked it.
+// busy reports whether a take statement has met another one that is about to change the row, or a lock on the row.
 func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
 
-// wait waits for the lease in the server, on a connection of its own. If there is none, it
-// polls.
+// wait waits for the lease in the server, on a connection of its own. If there is no such connection, it polls.
 func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 	ctx, done, err := a.Patient(ctx)
 	if err != nil {
@@ -257,8 +254,8 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 	return nil, context.Cause(ctx)
 }
 
-// waitOrPoll waits in the server, or for the time between two polls, and asks for the
-// lease. It returns nil if it is worth another round.
+// waitOrPoll waits in the server, or for the time between two polls, and asks for the lease. It returns nil if another
+// round may get the lease.
 func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
 	h, err := a.openWaitConn(ctx)
 	if err != nil {
@@ -277,7 +274,7 @@ func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
 	return s, err
 }
 
-// pause is how long to wait for somebody who wakes nobody.
+// pause returns how long to wait for a holder that wakes nobody.
 func (a *attempt) pause(polls bool) time.Duration {
 	pause := strategy.Pause(polls)
 	if a.left > 0 {
@@ -286,10 +283,10 @@ func (a *attempt) pause(polls bool) time.Duration {
 	return pause
 }
 
-// waitOn waits on the waiting connection h, until the lease is granted, in which case h has
-// become a lock connection, or there is an error, in which case h is gone or left.
+// waitOn waits on the waiting connection h until the lease is granted. Then h has become a lock connection. After an
+// error h is closed, or given back.
 func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
-	// alone: the lease may be taken without the wake-up lock, which was not to be had.
+	// alone: the lease may be taken without the wake-up lock, since that was not to be had.
 	hasWakeUp, beaten, alone := false, false, false
 	for ctx.Err() == nil {
 		bound := a.bound(ctx)
@@ -324,7 +321,7 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 	return nil, context.Cause(ctx)
 }
 
-// look asks for the lease on the waiting connection h. It waits for the row: the one that has just released the
+// look asks for the lease on the waiting connection h. It waits for the row, since the holder that has just released the
 // wake-up lock may still be committing.
 func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
@@ -338,30 +335,30 @@ func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, 
 	return s, ours, err
 }
 
-// freeWakeUp takes the wake-up lock of a lease that has run out, as h has seen, from a holder that
-// has been silent for a second: one that stands still or was cut off, whose connection the
-// server has not ended yet. A new holder without the wake-up lock could wake nobody. It is
-// a help, not a duty: the connection of another account stays, if this one may not see it.
+// freeWakeUp frees the wake-up lock of a lease that has run out, as h has seen. Its holder stands still or was cut off,
+// and the server has not ended the holder's connection yet. freeWakeUp kills that connection if it has been silent for
+// a second: a new holder without the wake-up lock could wake nobody. This may fail without harm: if this account may
+// not see the connection of another account, that connection stays.
 func (a *attempt) freeWakeUp(ctx context.Context, h *lockConn) {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
 	_ = a.cfg.Control.KillSilent(ctx, h.c, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
 }
 
-// bound is how long to rely on the wake-up lock.
+// bound returns how long to rely on the wake-up lock.
 func (a *attempt) bound(ctx context.Context) time.Duration {
-	bound := a.pause(false) // where the lease is free, and someone else has the wake-up lock
+	bound := a.pause(false) // for a lease that is free while somebody else has the wake-up lock
 	if a.left > 0 {
 		bound = min(longest-rand.N(longest/5), a.left+time.Millisecond)
 	}
-	if deadline, ok := ctx.Deadline(); ok { // before the client ends it, which costs the connection
+	if deadline, ok := ctx.Deadline(); ok { // the server must end the wait before the client does, which costs the connection
 		bound = min(bound, time.Until(deadline)-terms.GiveUp)
 	}
 	return bound
 }
 
-// requestBehind waits in a transaction behind those who have locked the row, and
-// then asks, by the server's time after the wait.
+// requestBehind waits in a transaction behind those who have locked the row. Then it asks for the lease, by the server's
+// time after the wait.
 func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	bound := max(time.Millisecond, min(time.Until(deadline)-terms.GiveUp, max(a.r.TTL, time.Second)))
@@ -394,11 +391,11 @@ func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, our
 	})
 }
 
-// request asks for the lease on h, whose turn is the caller's. do runs apart from
-// ctx: when a context ends the driver closes the socket, and a lease granted by
-// then would be nobody's. ours is false if the answer did not come in time, or
-// leaves it possible that the lease is granted. Then h, and the ticket, are kept
-// in the background until it is sure that it is not.
+// request asks for the lease on h, by do. The caller has the turn of h. do runs apart from ctx: at the end of a context
+// the driver closes the socket, and a lease granted by then would be nobody's.
+//
+// ours is false if the answer did not come in time, or if the lease may be granted in spite of an error. Then h and the
+// ticket are kept in the background until it is sure that the lease is not granted.
 func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
 	a.Ticket.Asks()
 	own, stop := a.answerIn(ctx, h)
@@ -419,7 +416,7 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		}
 	}
 	_, limited := ctx.Deadline()
-	if a.stays && !limited { // another goroutine would cost more than the rest of this
+	if a.stays && !limited { // another goroutine would cost more than the rest of request
 		run()
 	} else {
 		go run()
@@ -453,8 +450,8 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 	return s, true, nil
 }
 
-// answerIn bounds the wait for an answer on h, apart from ctx. A context that cannot end costs
-// less, since the driver need not watch it: it is enough if the driver has a limit of its own.
+// answerIn bounds the wait for an answer on h, apart from ctx. If the driver has a limit of its own, the context has
+// none: a context that cannot end costs less, since the driver need not watch it.
 func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Context, stop context.CancelFunc) {
 	own = context.WithoutCancel(ctx)
 	if a.cfg.ReadTimeout > 0 {
@@ -463,8 +460,8 @@ func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Contex
 	return server.Within(own, min(max(a.ttl, answerLimit), background))
 }
 
-// unanswered gives back what a request whose answer is lost may have been granted. It
-// returns errResend if that is done, so that the request can be sent again.
+// unanswered gives back the lease that a request may have been granted whose answer is lost. It returns errResend if that
+// is done, so that the request can be sent again.
 func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error {
 	if !server.Gone(o.err, nil) || a.resent >= resend || ctx.Err() != nil {
 		a.handleLate(h, o)
@@ -481,30 +478,30 @@ func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error
 	return errResend
 }
 
-// outcome is what request has got, once done is closed.
+// outcome is the result of request, once done is closed.
 type outcome struct {
 	answer
 	err  error
 	done chan struct{}
 }
 
-// handleLate takes care, in the background, of an outcome that nobody waits for.
+// handleLate takes care, in the background, of an outcome for which no caller waits.
 func (a *attempt) handleLate(h *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
 	a.running.Go(func() {
 		defer ticket.Leave()
-		if h.waits { // it may wait behind a row lock
+		if h.waits { // the statement may wait behind a row lock
 			ctx, cancel := server.Within(a.releasing(), background/5)
-			_ = a.cfg.Control.KillConnection(ctx, h.c) // best effort: it ends by itself, and what it is granted is given back
+			_ = a.cfg.Control.KillConnection(ctx, h.c) // best effort: the statement ends by itself, and its lease is given back
 			cancel()
 		}
 		<-o.done
 		if errors.Is(o.err, keyrow.ErrNoRow) {
 			a.given.tell(errNotOurs)
 		} else {
-			a.given.tell(nil) // it was ours, or nobody can tell
+			a.given.tell(nil) // the lease was ours, or nobody can tell
 		}
 		// A lease handed over, but not taken, is still this process's.
 		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
@@ -533,12 +530,12 @@ func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
 	}
 }
 
-// releasing is the context of a statement that gives the requested lease back.
+// releasing returns the context of a statement that gives the requested lease back.
 func (a *attempt) releasing() context.Context {
 	return purpose.Named(a.asked.In(context.Background()), purpose.Release, hint.StrategyLease, a.r.Key)
 }
 
-// undo gives back a lease that nobody wants, and its wake-up lock.
+// undo gives back a lease for which no caller waits, and its wake-up lock.
 func (a *attempt) undo(h *lockConn, token uint64) error {
 	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
@@ -546,9 +543,9 @@ func (a *attempt) undo(h *lockConn, token uint64) error {
 	return err
 }
 
-// freeKey gives back what the lost connection of h may have been granted, or still
-// be granted. No other caller of the process may be granted the key meanwhile. The lease is released
-// by its token, so that a statement that arrives too late does not release a later grant.
+// freeKey gives back the lease that the lost connection of h may have been granted, or may still be granted. No other
+// caller of the process may be granted the key meanwhile. The lease is released by its token, so that a statement that
+// arrives too late does not release a later grant.
 func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
@@ -581,9 +578,9 @@ func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string
 	return err
 }
 
-// Await waits until the lease on key may have been released, for at most about atMost. It is for
-// callers that want the key by another strategy, and have waited since then. Call done after the
-// next attempt: it lets the next waiter of another process go on.
+// Await waits until the lease on key may have been released, for at most about atMost. It is for callers that want the
+// key by another strategy; since is when the caller began to wait. Call done after the caller's next attempt: done lets
+// the next waiter of another process go on.
 func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost time.Duration) (done func(), err error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, key)
 	if err := l.running.Enter(); err != nil {
@@ -595,7 +592,7 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 			l.running.Done()
 			return
 		}
-		go func() { // the caller has better things to do
+		go func() { // the caller need not wait for this
 			l.leaveWaitConn(h, key)
 			l.running.Done()
 		}()
@@ -611,7 +608,7 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 	return done, nil
 }
 
-// await returns the waiting connection that has the wake-up lock; nil where there is none.
+// await waits as Await does. It returns the waiting connection that has the wake-up lock; nil if there is none.
 func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
 	ctx, end := l.running.Until(ctx)
 	defer end(nil)

@@ -24,22 +24,20 @@ import (
 // So do releases of leases whose wake-up locks are on the same connection. The caller that
 // gets the next connection sends them all, in a batch.
 
-// sharedConns is how many lock connections with room for wake-up locks there are before
-// requests share them: on more of them the server would commit each alone; of two, one gathers
-// requests while the other one commits. Behind a statement that takes longer than sharedFor,
-// since it may wait for a row, others are opened.
+// sharedConns is how many lock connections with room for wake-up locks there are before requests share them. On more
+// connections the server would commit each request alone; of two, one gathers requests while the other one commits.
+// Further connections are opened behind a statement that takes longer than sharedFor, since it may wait for a row.
 const (
 	sharedConns = 2
 	sharedFor   = 50 * time.Millisecond
 )
 
-// maxShared is how many requests share a batch, and how many releases. Their rows are
-// locked for that long, and their callers wait for each other.
+// maxShared is how many requests share a batch, and how many releases. Their rows are locked while the batch runs, and
+// their callers wait for each other.
 const maxShared = 100
 
-// shares reports whether there may be batches. A batch locks by SKIP LOCKED the rows that it
-// changes, and has the wake-up locks. The nodes of a cluster may refuse it, and a proxy may change
-// the connection between two of its statements.
+// shares reports whether there may be batches. A batch locks the rows that it changes by SKIP LOCKED, and takes wake-up
+// locks. The nodes of a cluster may refuse its COMMIT, and a proxy may change the connection between two statements.
 func (l *Locker) shares() bool { return l.grantsOnSessions() && !l.cfg.Info.Router }
 
 // take is a request that is sent together with others.
@@ -50,13 +48,13 @@ type take struct {
 
 	// What has become of it, once done is closed.
 	outcome
-	alone bool      // it is to be sent alone: on h, whose turn it has, or, if that is nil, on any
-	lease *Lease    // what it was granted
-	h     *lockConn // not alone: on which it was sent, and may have been granted
+	alone bool      // the request is to be sent alone: on h, whose turn it has, or on any connection if h is nil
+	lease *Lease    // the granted lease
+	h     *lockConn // if not alone: the connection on which the lease may have been granted
 }
 
-// connOrShare returns a lock connection, and its turn, to send a request on. If all are
-// busy, the request is sent together with others, and the connection is nil.
+// connOrShare returns a lock connection on which to send a request, with its turn. If all are busy, connOrShare sends the
+// request together with others; then the connection is nil.
 func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s *Lease, err error) {
 	h, opens := a.freeConn()
 	switch {
@@ -80,7 +78,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	return h, nil, err
 }
 
-// short says which bound leaves callers no connection to ask on; nil for none.
+// short returns which bound leaves callers no connection to ask on; nil for none.
 func (l *Locker) short() error {
 	l.mu.Lock()
 	any := len(l.lockConns) > 0
@@ -91,10 +89,9 @@ func (l *Locker) short() error {
 	return l.cfg.Conns.Exhausted()
 }
 
-// freeConn returns a lock connection that is free, and its turn. If there is none, opens
-// reports whether the request is to open one for itself; call opened when it has. Else the
-// request gathers: there are enough connections, or are about to be, or others gather, or may
-// be about to.
+// freeConn returns a free lock connection, with its turn. If there is none, opens says that the request is to open one
+// for itself, and to call opened then. Else the request gathers: there are enough connections, or will be soon; or other
+// requests gather, or may do so soon.
 func (l *Locker) freeConn() (free *lockConn, opens bool) {
 	if l.takes.ShouldJoin() {
 		return nil, false
@@ -114,8 +111,8 @@ func (l *Locker) opened() {
 	l.mu.Unlock()
 }
 
-// tryShared is try for a request that is sent together with others. If it is to be sent
-// alone, it has the turn of t.h, if that is not nil.
+// tryShared is try for a request that is sent together with others. alone says that it is to be sent alone: then the
+// request has the turn of t.h, unless that is nil.
 func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool, err error) {
 	if a.takes.Join(t) {
 		a.running.Go(a.leadTakes)
@@ -152,7 +149,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 	return t.lease, false, nil
 }
 
-// forgo gives back, in the background, what t gets that nobody waits for.
+// forgo gives back, in the background, the lease that t may still be granted, and for which no caller waits.
 func (a *attempt) forgo(t *take) {
 	until := time.Now().Add(a.lasts)
 	a.Ticket = nil
@@ -163,7 +160,7 @@ func (a *attempt) forgo(t *take) {
 			a.giveBack(t.h)
 		case t.lease != nil:
 			t.lease.end(lockerr.ErrClosed)
-			_ = a.relinquish(t.lease, false) // it goes on by itself
+			_ = a.relinquish(t.lease, false) // which goes on in the background
 			return
 		case t.h != nil:
 			a.freeUntil(until, t.h, false)
@@ -172,12 +169,12 @@ func (a *attempt) forgo(t *take) {
 	})
 }
 
-// leadTakes sends the requests that have gathered on the next lock connection, with the
-// releases that have gathered for that.
+// leadTakes sends the requests that have gathered, on the next lock connection, together with the releases that have
+// gathered for that connection.
 func (l *Locker) leadTakes() {
 	for more := true; more; {
 		h, err := l.borrowShared(l.running.Ctx)
-		runtime.Gosched() // whom the last batch has answered may be about to ask for more
+		runtime.Gosched() // callers that the last batch has answered may be about to ask again
 		var takes []*take
 		takes, more = l.takes.Depart(maxShared)
 		if err == nil {
@@ -191,7 +188,7 @@ func (l *Locker) leadTakes() {
 	}
 }
 
-// borrowShared is borrow for requests that gather meanwhile.
+// borrowShared is borrow for requests that go on gathering until they have the connection.
 func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
 	patient, cancel := server.Within(ctx, sharedFor)
 	defer cancel()
@@ -205,20 +202,20 @@ func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
 // leaving is a release that is sent together with others.
 type leaving struct {
 	s    *Lease
-	h    *lockConn // which has the wake-up lock
+	h    *lockConn // the connection that has the wake-up lock
 	done chan struct{}
 
 	// What has become of it, once done is closed.
-	alone bool // it is to be sent alone
-	found bool // the server still had it
+	alone bool // the release is to be sent alone
+	found bool // the server still had the lease
 	err   error
 }
 
-// releaseOnce releases a lease, and reports whether the server still had it; asked, whether
-// it was asked. The release is sent alone if the connection with the wake-up lock is lost, or
-// is free and no others are to be expected; else together with all that wait for it. If the server
-// takes no writes, elsewhere has the next try go out on another connection: that may lead to
-// the server that has taken its place.
+// releaseOnce releases a lease. found says that the server still had the lease, asked that the server was asked.
+//
+// The release is sent alone if the connection with the wake-up lock is lost, or if that is free and no other releases are
+// to be expected; else together with all releases that wait for the connection. If the server takes no writes and
+// elsewhere is set, the next try is sent on another connection: that may lead to the server that has replaced this one.
 func (l *Locker) releaseOnce(ctx context.Context, s *Lease, elsewhere bool) (found, asked bool, err error) {
 	h, shared := l.shareRelease(s)
 	if shared != nil {
@@ -247,8 +244,8 @@ func (l *Locker) releaseOnce(ctx context.Context, s *Lease, elsewhere bool) (fou
 	return found, true, err
 }
 
-// shareRelease returns the connection with the lease's wake-up lock, and its turn, if it is
-// free and others are not to be expected; or else the release that goes with others; or neither.
+// shareRelease returns one of three: the connection with the lease's wake-up lock, and its turn, if it is free and no
+// other releases are to be expected; the release that goes together with others; or nothing.
 func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,14 +263,13 @@ func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
 	return nil, shared
 }
 
-// leadReleases sends the releases that have gathered for h, with the requests that have
-// gathered meanwhile.
+// leadReleases sends the releases that have gathered for h, together with the requests that have gathered meanwhile.
 func (l *Locker) leadReleases(h *lockConn) {
 	for more := true; more; {
 		ctx, cancel := server.Within(context.Background(), handoffWait)
 		mine, _ := l.awaitTurn(ctx, h)
 		cancel()
-		runtime.Gosched() // as above
+		runtime.Gosched() // as in leadTakes
 		var leaves []*leaving
 		leaves, more = h.releases.Depart(maxShared)
 		if mine {
@@ -287,7 +283,7 @@ func (l *Locker) leadReleases(h *lockConn) {
 	}
 }
 
-// takesFor returns the requests that have gathered, if h may carry their wake-up locks.
+// takesFor returns the requests that have gathered, if h has room for their wake-up locks.
 func (l *Locker) takesFor(h *lockConn) []*take {
 	l.mu.Lock()
 	roomy := l.hasRoom(h)
@@ -298,12 +294,11 @@ func (l *Locker) takesFor(h *lockConn) []*take {
 	return l.takes.Along(maxShared)
 }
 
-// sendBatch takes and releases leases on h, whose turn is the caller's, gives h back, and
-// answers those who wait.
+// sendBatch takes and releases leases on h, whose turn the caller has. Then it gives h back, and answers the callers.
 func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
 	switch {
 	case len(takes) == 1 && len(leaves) == 0:
-		takes[0].alone, takes[0].h = true, h // it has the turn now
+		takes[0].alone, takes[0].h = true, h // the request has the turn now
 		close(takes[0].done)
 		return
 	case len(takes) == 0 && len(leaves) == 1:
@@ -358,8 +353,7 @@ func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
 	}
 }
 
-// rollBack ends a batch that was refused, so that those who are sent alone meet nothing of
-// it.
+// rollBack ends a batch that was refused, so that requests and releases that are sent alone meet nothing of it.
 func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	if !h.c.Clean() {
 		return
@@ -376,7 +370,7 @@ func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	l.releaseWakeUpsOn(ctx, h, keys...)
 }
 
-// several is the context of statements for takes and releases.
+// several returns the context of statements for takes and releases.
 func several(takes []*take, leaves []*leaving) context.Context {
 	var keys []string
 	var asked purpose.Asked
@@ -390,8 +384,7 @@ func several(takes []*take, leaves []*leaving) context.Context {
 	return purpose.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
 }
 
-// changeRows takes and releases leases in one transaction. maybe: it may have been
-// committed, although there is an error.
+// changeRows takes and releases leases in one transaction. maybe: the transaction may be committed in spite of an error.
 func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (maybe bool, err error) {
 	answers, err := h.send(ctx, "START TRANSACTION", l.lookSQL(takes, leaves))
 	if err != nil {
@@ -414,8 +407,8 @@ func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, lea
 	return maybe, err
 }
 
-// changeAndCommit commits if text has changed as many rows. maybe is as in changeRows. Behind one text there is a guard, which
-// costs a command more where the statements go one by one.
+// changeAndCommit runs text, and commits if that has changed so many rows. maybe is as in changeRows. In one text a guard
+// checks the number; if statements go one by one, that would cost a command more.
 func (lc *lockConn) changeAndCommit(ctx context.Context, text string, rows int, info server.Info) (maybe bool, err error) {
 	if lc.c.Packs(2) {
 		answers, err := lc.send(ctx, text, info.Guard(fmt.Sprintf("ROW_COUNT() = %d", rows)), "COMMIT")
@@ -432,15 +425,14 @@ func (lc *lockConn) changeAndCommit(ctx context.Context, text string, rows int, 
 	return unknown(err), err
 }
 
-// What lookSQL says of the row of a request.
+// rowFree and rowOurs are what lookSQL says of the row of a request.
 const (
-	rowFree = "1" // it may be taken, but another connection has the wake-up lock
-	rowOurs = "2" // it may be taken, and the connection has the wake-up lock
+	rowFree = "1" // the lease may be taken, but another connection has the wake-up lock
+	rowOurs = "2" // the lease may be taken, and this connection has the wake-up lock
 )
 
-// decide notes what the server says of each row. It returns those requests that are granted,
-// and those releases whose leases are held, no row twice. A row that the server says nothing of
-// was locked, or is missing.
+// decide notes what the server says of each row. It returns the requests that are granted, and the releases whose leases
+// are held, no row twice. If the server says nothing of a row, the row was locked, or is missing.
 func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take, held []*leaving, err error) {
 	said := make(map[string][]string, len(rows))
 	for _, row := range rows {
@@ -540,7 +532,7 @@ func byName(names, values []string) string {
 	return fmt.Sprintf("ELT(FIELD(name, %s), %s)", strings.Join(names, ", "), strings.Join(values, ", "))
 }
 
-// among is the condition that a row, which is one of so many, has one of the names.
+// among returns the condition that a row has one of names, out of many rows in all.
 func among(names []string, many int) string {
 	switch len(names) {
 	case 0:
@@ -551,8 +543,8 @@ func among(names []string, many int) string {
 	return "name IN (" + strings.Join(names, ", ") + ")"
 }
 
-// forgetWakeUps notes that h carries the wake-up locks of released leases no more, and gives
-// back those of the leases that were lost.
+// forgetWakeUps notes that h does not have the wake-up locks of released leases any more. It also gives back the wake-up
+// locks of leases that were lost.
 func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving) {
 	var lost []string
 	l.mu.Lock()

@@ -16,23 +16,21 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Check has a guard for each lease. A guard locks the row until the transaction ends, so that no
-// other caller can be granted the lease before that. It waits for a locked row, but for no
-// longer than the lease lasts.
+// Check has a guard for each lease. A guard locks the row until the transaction ends, so that no other caller can be
+// granted the lease before that. If the row is locked, the guard waits for it, but not longer than the lease lasts.
 //
-// The holder cannot look at its own clock between a guard and COMMIT. The server's clock after the
-// wait for the row, the owner and the token say whether anybody else can have been
-// granted the key.
+// The holder cannot look at its own clock between a guard and COMMIT. But the server's clock after the wait for the row,
+// the owner and the token say whether anybody else can have been granted the key.
 //
-// A lease that ends with the transaction is released by it, too, unless another caller of the
-// process waits for the lease: Release hands it over.
+// A lease that ends with the transaction is also released by it, unless another caller of the process waits for the
+// lease: then Release hands the lease over.
 func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {
 	leases := leasesOf(held)
 	left, err := timeLeft(leases)
 	if err != nil {
 		return check, err
 	}
-	var of, released []*Lease // of: whose each statement is
+	var of, released []*Lease // of: the lease of each statement
 	for _, s := range leases {
 		release := how.Ends && s.endsWithCommit()
 		texts := l.guard(s, release, left)
@@ -73,7 +71,7 @@ func leasesOf(held []strategy.Grant) (leases []*Lease) {
 	return slices.Compact(leases)
 }
 
-// timeLeft is how long the first of leases to run out still lasts for its holder.
+// timeLeft returns for how long all leases still last for their holder.
 func timeLeft(leases []*Lease) (left time.Duration, err error) {
 	left = time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
 	for _, s := range leases {
@@ -86,8 +84,8 @@ func timeLeft(leases []*Lease) (left time.Duration, err error) {
 }
 
 // endsWithCommit reports whether the COMMIT of the transaction with which the lease ends may release it. vtgate commits
-// on one shard after the other, so there the lease could be free before the data is written. With statement-based logs the
-// transaction may be one that cannot write.
+// on one shard after the other, so the lease could be free before the data is written. With statement-based logs the
+// transaction may be unable to write.
 func (l *Lease) endsWithCommit() bool {
 	info := l.locker.cfg.Info
 	if l.mayBeHandedOver() && l.ticket.HasNext(l.locker) {
@@ -96,7 +94,7 @@ func (l *Lease) endsWithCommit() bool {
 	return l.minHold == 0 && !info.Tablets && !info.StatementLog
 }
 
-// commits notes how the COMMIT that releases the lease has ended; Unknown, too, while it is under way.
+// commits notes how the COMMIT that releases the lease has ended; it is Unknown while the COMMIT is under way.
 func (l *Lease) commits(o strategy.Outcome) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +178,8 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 	return "SET STATEMENT " + settings + " FOR " + text
 }
 
-// waitsOn reports whether MySQL has only ended a guard by the application's innodb_lock_wait_timeout, while the lease lasts.
+// waitsOn reports whether only the application's innodb_lock_wait_timeout has ended a guard, on MySQL, while the lease
+// lasts: then the guard goes on to wait.
 func (l *Lease) waitsOn(err error) bool {
 	info := l.locker.cfg.Info
 	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && l.Err() == nil
@@ -192,7 +191,7 @@ func (l *Lease) refused(err error) error {
 	case server.Stopped(err):
 		why := l.whyNotOurs()
 		l.lose(why)
-		err = l.Err() // which the holder's context tells, too
+		err = l.Err() // the holder's context ends with the same error
 		if !errors.Is(err, lockerr.ErrLost) {
 			err = lockerr.With(lockerr.ErrLost, why)
 		}

@@ -21,8 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Lease is a lock on one key that lasts as long as it is renewed. It is safe for
-// concurrent use.
+// Lease is a lock on one key that lasts as long as it is renewed. It is safe for concurrent use.
 type Lease struct {
 	locker  *Locker
 	key     string
@@ -32,31 +31,32 @@ type Lease struct {
 	until   time.Time // when MaxHold is over; zero is never
 	lost    func(error)
 	ticket  *queue.Ticket
-	since   time.Time // when this process was given the key by the server
-	granted time.Time // when the server granted it
-	handed  int       // how often it went from caller to caller since then
+	since   time.Time // when the server granted the key to this process
+	granted time.Time // when the server granted this lease
+	handed  int       // how often the lease was handed over since then
 	asked   purpose.Asked
 
-	// session is that of the transaction that the lease ends with, and carries its wake-up lock in place of conn; nil
-	// once it does not. Guarded by the turn of the session. lent: it was taken on one.
+	// session is the session of the transaction with which the lease ends; it has the wake-up lock in place of conn. It
+	// is nil once it does not have the wake-up lock any more. The turn of the session guards it. lent: the lease was
+	// taken on a session.
 	session *pool.Conn
 	lent    bool
 
-	conn *lockConn // carries its wake-up lock; nil once that is lost. Guarded by Locker.mu
-	due  time.Time // when to renew it; zero is never. Guarded by Locker.mu
-	busy bool      // others had locked its row for long when it was renewed last. Guarded by Locker.mu
+	conn *lockConn // the lock connection that has the wake-up lock; nil once that is lost. Guarded by Locker.mu
+	due  time.Time // when to renew the lease; zero for never. Guarded by Locker.mu
+	busy bool      // others had the row locked for long at the last renewal. Guarded by Locker.mu
 
 	mu       sync.Mutex
-	expiry   time.Time   // when it may be over on the server
-	deadline time.Time   // when it is over for its holder, before that
+	expiry   time.Time   // when the lease may be over on the server
+	deadline time.Time   // when the lease is over for its holder, before expiry
 	timer    *time.Timer // fires at the deadline
-	trouble  error       // why it was not renewed
-	err      error       // why it is over: lost, released or closed
-	given    bool        // a COMMIT has released it
-	maybe    bool        // the same, if that COMMIT comes through
+	trouble  error       // why the last renewal failed
+	err      error       // why the lease is over: lost, released or closed
+	given    bool        // a COMMIT has released the lease
+	maybe    bool        // a COMMIT may have released the lease
 }
 
-// margin is how much earlier than the server the holder gives up.
+// margin returns how much earlier than the server the holder gives the lease up.
 func margin(ttl time.Duration) time.Duration {
 	if sabotage.LateNotice.Load() {
 		return -ttl
@@ -64,7 +64,7 @@ func margin(ttl time.Duration) time.Duration {
 	return min(ttl/10, 5*time.Second)
 }
 
-// grant makes a lease of a grant on h, which carries its wake-up lock.
+// grant makes a Lease of the answer of h that grants it. h has its wake-up lock.
 func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
 	now := time.Now()
 	s := &Lease{
@@ -100,30 +100,29 @@ func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, 
 // Key returns the key.
 func (l *Lease) Key() string { return l.key }
 
-// Ticket is the place in front of its queue that the lease was granted with.
+// Ticket returns the place in front of the queue with which the lease was granted.
 func (l *Lease) Ticket() *queue.Ticket { return l.ticket }
 
-// Token returns the fencing token: of one key, each grant has a greater one.
+// Token returns the fencing token: each grant of a key has a greater one.
 func (l *Lease) Token() uint64 { return l.token }
 
-// Expiry is when the lease is over on the server, by the clock of this process and at
-// the earliest, if it is not renewed before.
+// Expiry returns when the lease is over on the server at the earliest, by the clock of this process, if it is not
+// renewed before.
 func (l *Lease) Expiry() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.expiry
 }
 
-// lasts notes that the server keeps the lease for ttl from sent or later. l.mu is held,
-// or nobody else has l yet.
+// lasts notes that the server keeps the lease for ttl from sent or later. The caller holds l.mu, or nobody else has l
+// yet.
 func (l *Lease) lasts(sent time.Time, ttl time.Duration) {
 	l.expiry = sent.Add(ttl)
 	l.deadline = l.expiry.Add(-margin(ttl))
 }
 
-// Err returns nil while the lease is held. It looks at the clock, so it also fails before
-// anything else has shown that the lease is over. A lost lease's error matches
-// lockerr.ErrLost, that of a released one lockerr.ErrClosed.
+// Err returns nil while the lease is held. It looks at the clock, so it may fail before anything else has shown that the
+// lease is over. The error of a lost lease matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	err, over := l.err, !time.Now().Before(l.deadline)
@@ -135,8 +134,8 @@ func (l *Lease) Err() error {
 	return l.Err()
 }
 
-// expire tells the holder if the deadline is over, and else waits for it: it may
-// have moved while the timer fired.
+// expire tells the holder that the deadline is over. If the deadline has moved while the timer fired, expire waits for
+// the new one.
 func (l *Lease) expire() {
 	l.mu.Lock()
 	left := time.Until(l.deadline)
@@ -154,7 +153,7 @@ func (l *Lease) expire() {
 		l.lose(errors.New("it was held for as long as MaxHold allows"))
 	case trouble != nil:
 		l.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
-	default: // a holder that was frozen may have lost it before; the rest of the margin is for what it does then
+	default: // a frozen holder may have lost it to force before; half of the margin stays for the holder
 		if f := l.forced(min(margin(l.ttl)/2, askWhy)); f != nil {
 			l.lose(f)
 			return
@@ -163,7 +162,7 @@ func (l *Lease) expire() {
 	}
 }
 
-// lose ends a lease that the server may give to another, or has given.
+// lose ends a lease that the server may grant to another caller, or has granted.
 func (l *Lease) lose(cause error) {
 	err := lockerr.With(lockerr.ErrLost, cause)
 	if !l.end(err) {
@@ -176,15 +175,15 @@ func (l *Lease) lose(cause error) {
 	}
 }
 
-// loseFound is lose for a renewal that has not found the lease, which runs within l.running. It asks
-// first who has taken the lease away: what the holder is told does not change after that. Until then
-// the fence refuses its commits.
+// loseFound is lose for a renewal that has not found the lease; it is called within l.running. It first asks who has
+// taken the lease away, since the error that the holder gets does not change later. Until then the fence refuses the
+// holder's commits.
 func (l *Lease) loseFound() {
 	l.mu.Lock()
 	ending := l.given || l.maybe
 	l.trouble = errNotOurs
 	l.mu.Unlock()
-	if ending { // the COMMIT has released it, and may not be answered for a while
+	if ending { // a COMMIT has released the lease, and may not be answered for a while
 		l.locker.again(l, errNotOurs)
 		return
 	}
@@ -196,8 +195,8 @@ func (l *Lease) loseFound() {
 
 var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
 
-// whyNotOurs is why the server does not have the lease as the holder's any more. It asks the server
-// who has taken it away by force, for at most askWhy.
+// whyNotOurs returns why the holder does not have the lease any more. It asks the server who has taken the lease away by
+// force, for at most askWhy.
 func (l *Lease) whyNotOurs() error {
 	if f := l.forced(askWhy); f != nil {
 		return f
@@ -205,20 +204,20 @@ func (l *Lease) whyNotOurs() error {
 	return errNotOurs
 }
 
-// taken is a lease that was taken away by force.
+// taken is the error of a lease that was taken away by force.
 type taken struct {
 	schema.Forced
-	at time.Time // by this process's clock, at the latest
+	at time.Time // when it was taken at the latest, by this process's clock
 }
 
 // Error implements error.
 func (t *taken) Error() string { return fmt.Sprintf("it was taken away on %v", t.Forced) }
 
-// TakenAt is until when it was held.
+// TakenAt returns until when the lease was held.
 func (t *taken) TakenAt() time.Time { return t.at }
 
-// forced asks the server who has taken the lease away by force; nil if nobody has, or if the server
-// does not say so within bound.
+// forced asks the server who has taken the lease away by force; nil if nobody has, or if the server does not say so
+// within bound.
 func (l *Lease) forced(bound time.Duration) *taken {
 	locker := l.locker
 	if locker.untold.Load() || locker.running.Enter() != nil {
@@ -245,10 +244,10 @@ func (l *Lease) forced(bound time.Duration) *taken {
 	return &taken{f, time.Now().Add(f.At.Sub(now))}
 }
 
-// askWhy is how long a holder waits at most to be told who has taken its lease away.
+// askWhy is how long a holder waits at most for the server to say who has taken its lease away.
 const askWhy = time.Second
 
-// dropWakeUp has the wake-up lock of a lease that is over given back.
+// dropWakeUp gives back, in the background, the wake-up lock of a lease that is over.
 func (l *Locker) dropWakeUp(s *Lease) {
 	l.mu.Lock()
 	h := s.conn
@@ -259,8 +258,7 @@ func (l *Locker) dropWakeUp(s *Lease) {
 	}
 }
 
-// end makes the lease be over because of err. It reports whether it was not
-// before.
+// end ends the lease because of err. It reports whether the lease was not over before.
 func (l *Lease) end(err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,15 +286,14 @@ func (l *Lease) Lapse() {
 	l.due = time.Time{}
 }
 
-// Release hands the lease over to the next caller in the queue of this process. If there is
-// none, it releases the lease on the server. It waits up to two seconds for the server to
-// say whether the lease was still held, and fails with lockerr.ErrLost if it was lost.
-// After any other error the lease is over for its holder, but the key may still be taken: the
-// Locker goes on releasing it in the background, and on the server it expires within the TTL.
-// After nil the key is free, or the next caller's. A second call does nothing.
+// Release hands the lease over to the next caller in the queue of this process. If there is none, it releases the lease
+// on the server. It waits up to two seconds for the server to say whether the lease was still held, and fails with
+// lockerr.ErrLost if the lease was lost. After any other error the lease is over for its holder, but the key may still
+// be taken: the Locker goes on to release the lease in the background, and on the server the lease expires within the
+// TTL. After nil the key is free, or the next caller's. A second call does nothing.
 //
-// What a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same COMMIT
-// on the session that has it.
+// A lease that a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same
+// COMMIT if that ran on the session with the wake-up lock.
 func (l *Lease) Release() error {
 	l.mu.Lock()
 	given, maybe := l.given, l.maybe
@@ -313,7 +310,7 @@ func (l *Lease) Release() error {
 	}
 	locker := l.locker
 	if locker.running.Enter() != nil {
-		return nil // Close gives it back
+		return nil // Close gives the lease back
 	}
 	defer locker.running.Done()
 	if !l.end(lockerr.ErrClosed) {
@@ -335,15 +332,14 @@ func (l *Lease) mayBeHandedOver() bool {
 	return l.minHold == 0 && !l.lent && l.handed < l.locker.cfg.HandOvers && time.Since(l.since) < l.locker.cfg.HandOverTime
 }
 
-// handoff is a lease on its way from one caller to the next. The server tells the
-// next caller whether it was still the giver's.
+// handoff is a lease on its way from one caller to the next. The server tells the next caller whether the giver still
+// had the lease.
 type handoff struct {
 	from *Lease
 	told chan error
 }
 
-// tell tells the giver what has become of its lease. Only the first call counts,
-// and nil has nobody to tell.
+// tell tells the giver what has become of its lease. Only the first call counts. A nil handoff has no giver.
 func (h *handoff) tell(err error) {
 	if h == nil {
 		return
@@ -354,8 +350,8 @@ func (h *handoff) tell(err error) {
 	}
 }
 
-// wait returns why the lease was not the giver's any more. Where the next caller does not
-// hear of that in time it returns nil: for the giver the lease was not lost.
+// wait returns why the giver did not have the lease any more. If the next caller is not told in time, wait returns nil: for
+// the giver the lease was not lost.
 func (h *handoff) wait() error {
 	late := time.NewTimer(handoffWait)
 	defer late.Stop()
@@ -376,14 +372,13 @@ func about(ctx context.Context, s purpose.Purpose, leases ...*Lease) context.Con
 	return purpose.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
 }
 
-// releasing is the context of a statement that gives a lease back.
+// releasing returns the context of a statement that gives a lease back.
 func releasing(key string) context.Context {
 	return purpose.Named(context.Background(), purpose.Release, hint.StrategyLease, key)
 }
 
-// relinquish gives back a lease that is over for its holder. sent: it may have been given
-// back already. What has not succeeded within handoffWait goes on in the background, for as
-// long as the lease may last.
+// relinquish gives back a lease that is over for its holder. sent: an earlier statement may have given it back already.
+// If it has not succeeded within handoffWait, it goes on in the background, for as long as the lease may last.
 func (l *Locker) relinquish(s *Lease, sent bool) error {
 	over := s.Expiry()
 	ctx, cancel := server.Within(about(context.Background(), purpose.Release, s), handoffWait)
@@ -408,17 +403,17 @@ func (l *Locker) relinquish(s *Lease, sent bool) error {
 	return nil
 }
 
-// stays is the error for the giver of a lease that could not be given back so far.
+// stays returns the error for the giver of a lease that could not be given back so far.
 func stays(err error, until time.Time) error {
-	if errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer) { // which say that nothing is locked
+	if errors.Is(err, lockerr.ErrExhausted) || errors.Is(err, lockerr.ErrNoAnswer) { // these errors would say that nothing is locked
 		err = errors.New(err.Error())
 	}
 	return fmt.Errorf("the lease is not given back yet, and the key may stay taken for up to %v; it is tried again until then: %w",
 		max(0, time.Until(until)).Round(time.Millisecond), err)
 }
 
-// lingering is a context that ends at until, or some time after the Locker is closed: a key is not
-// to stay taken because its process ends just now.
+// lingering returns a context that ends at until, or some time after the Locker is closed: a key must not stay taken
+// only because its process ends.
 func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := server.Within(context.Background(), time.Until(until))
 	stop := context.AfterFunc(l.running.Ctx, func() {
@@ -431,14 +426,14 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 	}
 }
 
-// release tries until ctx ends, whatever the server answers: a row is locked only for a moment,
-// a KILL is over, a server takes writes again, and another connection may be better. done means
-// that the row is free, or not ours any more. sent means that an earlier try may have succeeded.
+// release tries to release a lease until ctx ends, whatever the server answers: a row is locked only for a moment, a KILL
+// is over, a server takes writes again, and another connection may be better. done means that the row is free, or not
+// ours any more. sent means that an earlier try may have succeeded.
 func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, err error) {
 	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
 		found, asked, failed := l.releaseOnce(ctx, s, pause > strategy.Pace)
 		switch {
-		case failed == nil && (found || sent): // not found again: the first time was enough
+		case failed == nil && (found || sent): // if the lease is not found again, an earlier try has released it
 			return true, nil
 		case failed == nil:
 			return true, lockerr.With(lockerr.ErrLost, s.whyNotOurs())
@@ -452,8 +447,8 @@ func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, e
 	}
 }
 
-// connOf returns the lock connection that has the lease's wake-up lock, or any if that is lost, and
-// its turn.
+// connOf returns the lock connection that has the lease's wake-up lock, with its turn; any lock connection if the wake-up
+// lock is lost.
 func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	l.mu.Lock()
 	h := s.conn
@@ -468,7 +463,7 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	return l.borrow(ctx)
 }
 
-// releaseOn releases a lease on h, whose turn is the caller's.
+// releaseOn releases a lease on h, whose turn the caller has.
 func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
 	if l.cfg.ReadTimeout == 0 {
 		var cancel context.CancelFunc
@@ -491,8 +486,7 @@ func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token
 	return rows > 0, err
 }
 
-// releaseAll gives leases back whose rows nobody has locked just now. It returns those that
-// may still be held.
+// releaseAll gives back those leases whose rows nobody has locked just now. It returns the leases that may still be held.
 func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
 	sortByKey(leases)
 	for some := range slices.Chunk(leases, rowsPerStatement) {
@@ -526,7 +520,7 @@ func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lea
 	return passed, err
 }
 
-// endAll ends leases for their holders, and tells them. It returns those that had not ended.
+// endAll ends leases for their holders, and tells the holders. It returns the leases that had not ended before.
 func endAll(leases []*Lease) []*Lease {
 	leases = slices.DeleteFunc(leases, func(s *Lease) bool { return !s.end(lockerr.ErrClosed) })
 	for _, s := range leases {
@@ -542,7 +536,7 @@ func sortByKey(leases []*Lease) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.key, b.key) })
 }
 
-// left is how long the lease still lasts for its holder if it is not renewed.
+// left returns how long the lease still lasts for its holder if it is not renewed.
 func (l *Lease) left() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,38 +14,36 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// lockConn is a lock connection: it runs the statements of many leases, one after the
-// other, and holds their wake-up locks, which only the same connection can release. It
-// stays out of the pool as long as it holds one.
+// lockConn is a lock connection. It runs the statements of many leases, one after the other, and has their wake-up locks,
+// which only the same connection can release. It stays out of the pool as long as it has a wake-up lock.
 type lockConn struct {
 	c        *pool.Conn
-	waits    bool                  // a waiter's own, on which it may block; guarded by the turn
-	lent     bool                  // a caller's session, see takeOnSession: nobody else uses it
-	releases batch.Group[*leaving] // of leases whose wake-up locks it carries
-	stale    batch.Group[*Lease]   // those of them that were lost
+	waits    bool                  // the connection is a waiter's own, on which the waiter may block; guarded by the turn
+	lent     bool                  // the connection is a caller's session, which nobody else uses: see takeOnSession
+	releases batch.Group[*leaving] // releases of leases in wakeUps
+	stale    batch.Group[*Lease]   // leases in wakeUps that are over, so that their wake-up locks are to be given back
 
 	// Guarded by Locker.mu.
-	wakeUps map[string]*Lease // whose wake-up locks it carries, by key
-	queued  int               // who waits for the turn
-	gone    bool              // destroyed, or back in the pool
+	wakeUps map[string]*Lease // by key, the leases whose wake-up locks the connection has
+	queued  int               // how many callers wait for the turn
+	gone    bool              // the connection is destroyed, or back in the pool
 }
 
-// maxWakeUps is how many wake-up locks a lock connection may carry. MariaDB takes longer for each
-// the more there are: with 5,000 of them, four times as long for a batch of requests as with
-// none (measured on MariaDB 10.11), while MySQL 9.7 takes no longer.
+// maxWakeUps is how many wake-up locks a lock connection may have. MariaDB takes longer for each wake-up lock the more
+// there are: with 5,000 of them, four times as long for a batch of requests as with none (measured on MariaDB 10.11).
+// MySQL 9.7 takes no longer.
 const maxWakeUps = 2000
 
-// hasRoom reports whether h may carry more wake-up locks. l.mu is held.
+// hasRoom reports whether h may have more wake-up locks. The caller holds l.mu.
 func (l *Locker) hasRoom(h *lockConn) bool { return len(h.wakeUps) < maxWakeUps }
 
 const (
-	// spare is how many connections waiters leave to those who take, renew and
-	// release.
+	// spare is how many connections waiters leave to callers that take, renew and release leases.
 	spare = 2
 )
 
-// exec runs a statement. The turn is the caller's. Whatever is not the server's
-// answer leaves a connection that nobody can use any more.
+// exec runs a statement. The caller has the turn. After an error that is not the server's answer, nobody can use the
+// connection any more.
 func (lc *lockConn) exec(ctx context.Context, text string) (driver.Result, error) {
 	result, err := server.Change(ctx, lc.c.Conn, text)
 	lc.noted(err)
@@ -82,9 +80,9 @@ func (lc *lockConn) noted(err error) {
 	}
 }
 
-// borrow returns a lock connection and its turn: a free one, else a new one if there may be
-// more, else the one with the shortest queue. Call giveBack when done. If the connection was
-// closed, for example because the server was restarted, borrow looks for another.
+// borrow returns a lock connection and its turn: a free one, else a new one if there may be more, else the one with the
+// shortest queue. Call giveBack when done. If the connection was closed, for example because the server was restarted,
+// borrow looks for another one.
 func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 	return l.borrowOf(ctx, l.maxLockConns)
 }
@@ -113,7 +111,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 			continue
 		}
 		patient, cancel := ctx, func() {}
-		if more { // meanwhile the pool may have room for another
+		if more { // while the caller waits, the pool may get room for another one
 			patient, cancel = server.Within(ctx, strategy.Pace)
 		}
 		ours, err := l.awaitTurnFor(ctx, patient, busy)
@@ -126,11 +124,10 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	}
 }
 
-// pick returns a free lock connection, with its turn. If there is none, it returns the one
-// with the shortest queue, nil without any, and whether there may be more: most in all,
-// without those that are full. l.mu is held.
+// pick returns a free lock connection, with its turn. If there is none, it returns the one with the shortest queue, nil
+// without any, and whether there may be more: most in all, not counting those without room. The caller holds l.mu.
 func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
-	room, roomy := 0, false // how many may carry more wake-up locks, and whether busy may
+	room, roomy := 0, false // how many have room for wake-up locks, and whether busy has
 	for _, h := range l.lockConns {
 		hasRoom := l.hasRoom(h)
 		if hasRoom && h.c.TryTurn() {
@@ -146,9 +143,8 @@ func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	return nil, busy, room < most
 }
 
-// connect makes a lock connection of a connection of the pool's. It returns nil if another
-// lock connection has arrived meanwhile, which ends arrived, or if optional is set and
-// there is none for a while.
+// connect makes a lock connection of a connection of the pool. It returns nil if another lock connection has arrived
+// meanwhile, which ends the context arrived. With optional it also returns nil if no connection is free for a while.
 func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn, error) {
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -178,7 +174,7 @@ func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool
 	return c, err
 }
 
-// open lets others use h, too, which may have been a waiting connection.
+// open lets other callers use h, too. h may have been a waiting connection.
 func (l *Locker) open(h *lockConn) {
 	l.mu.Lock()
 	if h.waits {
@@ -197,12 +193,12 @@ func (l *Locker) open(h *lockConn) {
 	})
 }
 
-// awaitTurn waits for the turn of h. It is false where h is gone by then.
+// awaitTurn waits for the turn of h. It returns false if h is gone by then.
 func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
 	return l.awaitTurnFor(ctx, ctx, h)
 }
 
-// awaitTurnFor is awaitTurn until patient ends, which is within ctx: then it is false, too.
+// awaitTurnFor is awaitTurn until patient ends, which is derived from ctx. If patient ends first, it returns false.
 func (l *Locker) awaitTurnFor(ctx, patient context.Context, h *lockConn) (bool, error) {
 	l.mu.Lock()
 	gone := h.gone
@@ -231,8 +227,7 @@ func (l *Locker) awaitTurnFor(ctx, patient context.Context, h *lockConn) (bool, 
 	return true, nil
 }
 
-// giveBack ends the caller's turn, and puts a lock connection without wake-up locks back into the
-// pool.
+// giveBack ends the caller's turn. If h has no wake-up locks, and nobody waits for it, giveBack puts h back into the pool.
 func (l *Locker) giveBack(h *lockConn) {
 	if !h.c.Clean() {
 		l.drop(h)
@@ -252,8 +247,8 @@ func (l *Locker) giveBack(h *lockConn) {
 	}
 }
 
-// drop ends the caller's turn and closes the connection. Leases go on without
-// their wake-up locks, and those who wait for them fall back to polling.
+// drop ends the caller's turn and closes the connection. Leases go on without their wake-up locks, and callers that wait
+// for these leases poll.
 func (l *Locker) drop(h *lockConn) {
 	l.mu.Lock()
 	l.shut(h)
@@ -279,8 +274,7 @@ func (l *Locker) shut(h *lockConn) {
 	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == h })
 }
 
-// releaseWakeUpsOn gives back the wake-up locks of keys where h has them, whose turn is the
-// caller's.
+// releaseWakeUpsOn gives back those wake-up locks of keys that h has. The caller has the turn of h.
 func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...string) {
 	if len(keys) == 0 || !h.c.Clean() || !l.wakes {
 		return
@@ -303,7 +297,7 @@ func (l *Locker) releaseWakeUps(h *lockConn) {
 	}
 }
 
-// releaseWakeUpsOf is releaseWakeUps of some leases. The turn is the caller's.
+// releaseWakeUpsOf gives back the wake-up locks of some leases. The caller has the turn of h.
 func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
 	var keys []string
 	l.mu.Lock()
@@ -322,8 +316,8 @@ func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
 	}
 }
 
-// awaitDropped returns when this process has no wake-up lock of key any more: who takes the lease in its turn
-// would find that another connection has it.
+// awaitDropped waits until this process does not have the wake-up lock of key any more, if that is to be given back. Else
+// a caller that takes the lease in its turn would find that another connection has the wake-up lock.
 func (l *Locker) awaitDropped(ctx context.Context, key string) {
 	l.mu.Lock()
 	at := slices.IndexFunc(l.lockConns, func(h *lockConn) bool { return h.wakeUps[key] != nil })
@@ -341,9 +335,8 @@ func (l *Locker) awaitDropped(ctx context.Context, key string) {
 	}
 }
 
-// openWaitConn returns a connection on which a waiter may block, and its turn; nil
-// where waiters have enough of them or there is none for a while. Leave it, or
-// make it a lock connection.
+// openWaitConn returns a connection on which a waiter may block, and its turn; nil if waiters have enough of them, or if
+// none is free for a while. Leave the connection with leaveWaitConn, or make it a lock connection.
 func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 	l.mu.Lock()
 	free := l.wakes && l.waitConns < l.cfg.Conns.Stat().Max-spare && l.cfg.Conns.Ready()
@@ -364,8 +357,7 @@ func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 	return &lockConn{c: c, waits: true, wakeUps: make(map[string]*Lease)}, nil
 }
 
-// leaveWaitConn ends the waiting for key's wake-up lock on h, and gives the wake-up lock back if
-// h has it.
+// leaveWaitConn ends the waiting for key's wake-up lock on h, and gives the wake-up lock back if h has it.
 func (l *Locker) leaveWaitConn(h *lockConn, key string) {
 	ctx, cancel := server.Within(releasing(key), background)
 	defer cancel()
@@ -376,8 +368,8 @@ func (l *Locker) leaveWaitConn(h *lockConn, key string) {
 	h.c.Release()
 }
 
-// listen waits on the waiting connection h for key's wake-up lock until bound is over. When ctx
-// ends the waiter is taken off the server, and h is gone.
+// listen waits for key's wake-up lock on the waiting connection h, until bound is over. If ctx ends, listen ends the wait
+// on the server, and closes h.
 func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time.Time, bound time.Duration) (got bool, err error) {
 	ctx, cancel := server.Within(ctx, bound+terms.Calmly)
 	defer cancel()
@@ -392,8 +384,7 @@ func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time
 	return len(rows) == 1 && rows[0][0] == "1", nil
 }
 
-// kill closes a connection and sees to it, in the background, that the server
-// ends what runs on it.
+// kill closes a connection. In the background it tells the server to end the statement that runs there.
 func (l *Locker) kill(h *lockConn) {
 	l.drop(h)
 	l.running.Go(func() {

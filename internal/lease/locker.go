@@ -5,10 +5,9 @@
 //
 // # How a lease is acquired
 //
-// One statement, one round trip, reads the key's row, decides, and grants the lease. The
-// row has the token, which grows by one with each grant and never goes back. The statement
-// waits for a transaction that has locked the row, so a lease and a row lock on the same
-// key exclude each other.
+// One statement, one round trip, reads the key's row, decides, and grants the lease. The row has the token, which grows
+// by one with each grant and never goes back. If a transaction has locked the row, the statement waits for that. So a
+// lease and a row lock on the same key exclude each other.
 //
 // # How a waiter is woken
 //
@@ -19,70 +18,67 @@
 // decides. If the connection with the wake-up lock was lost, the waiter asks four times a
 // second.
 //
-// A holder that stands still or was cut off may keep its wake-up lock for longer than its
-// lease. The waiter that finds the lease run out, and nothing run for a second on that
-// connection, closes it with KILL, and takes the lease with the wake-up lock.
+// A holder that stands still or was cut off may keep its wake-up lock for longer than its lease. A waiter may find that
+// the lease has run out, and that nothing has run for a second on the connection with the wake-up lock. Then the waiter
+// closes that connection with KILL, and takes the lease with the wake-up lock.
 //
-// The wake-up locks of thousands of leases are held on a few lock connections. None of the
-// statements there takes long. These are not the lock connections of package advisory: there the
-// named lock is the lock, so each statement is checked, none ever waits, and who loses a connection
-// loses its locks. Here any statement has its turn, a connection that is lost costs waiters a
-// quarter of a second, and one that carries nothing goes back to the pool at once. Both gather
-// requests in package batch, poll at the pace of package strategy, and begin a wait as package
-// server does. One kind of lock connection for both would have to be told who opens it, how long
-// it stays without a lock, whether a caller waits for its turn or goes along, how many locks it
-// carries, what pings it, and by which clock it is lost.
+// The wake-up locks of thousands of leases are held on a few lock connections. None of the statements there takes long.
 //
-// A caller for which there is no connection to wait on polls, ten times a second. It gets the
-// lease if it asks between a release and the next grant.
+// Package advisory has lock connections of another kind. There the named lock is the lock, so each statement is checked,
+// none ever waits, and a holder that loses its connection loses its lock. In this package any statement has its turn, a
+// lost connection costs waiters a quarter of a second, and a connection without a wake-up lock goes back to the pool at
+// once. Both packages gather requests by package batch, poll at the pace of package strategy, and begin a wait as
+// package server does. One kind of lock connection for both would have to be told who opens it, how long it stays
+// without a lock, whether a caller waits for its turn or joins a batch, how many locks it has, what pings it, and by
+// which clock it is lost.
 //
-// A transaction's lease is taken on its session, if nobody has it, with the COMMIT of the grant behind
-// it in the same text; the transaction's own COMMIT releases the lease and the wake-up lock, so both cost
-// no round trip: see onsession.go.
+// A caller for which there is no connection to wait on polls, ten times a second. It gets the lease if it asks between a
+// release and the next grant.
+//
+// A lease that ends with a transaction is taken on the session of that transaction, if nobody has the lease. The COMMIT of
+// the grant stands behind it in the same text. The transaction's own COMMIT releases the lease and the wake-up lock, so
+// both releases cost no round trip: see onsession.go.
 //
 // If another caller of the same process waits for a lease that is released, the lease is
 // handed over to it: with a new token, in one statement and without the wake-up lock. The
 // number of handoffs in a row is limited, and so is their time; then waiters of other
 // processes have their turn.
 //
-// With tokens reserved in ranges a handoff would need no statement, and no commit. But a release
-// promises to fail if the lease was lost, for example taken away by force, which only the server
-// knows. So each release would wait for a question of its own, sent after it; releases at the
-// same time could share it. The last release of a range would wait for the answers to all others,
-// or the next grant of the key would look like a loss to them. That is more than there is now.
-// And if a range were stolen in its middle, and handed on by a caller whose clock says that it
-// lasts, no holder would notice before its fence.
+// With tokens reserved in ranges a handoff would need no statement, and no commit. But a release promises to fail if the
+// lease was lost, for example taken away by force, and only the server knows that. So each release would wait for a
+// question of its own to the server; releases at the same time could share a question. The last release of a range
+// would wait for the answers to all others, or the next grant of the key would look like a loss to them. That is more
+// work than a statement for each handoff. And if somebody took the lease away in the middle of a range, a caller whose
+// clock says that the lease lasts would hand it on, and no holder would notice the loss before its fence.
 //
 // # Many at a time
 //
-// Requests that find all lock connections busy gather, and so do releases whose wake-up locks
-// are on the same connection. The caller that gets the next connection sends what has gathered
-// for it, requests and releases, as a batch: one transaction of four statements, in two texts
-// if the server is far. It locks the rows that nobody has locked, decides, changes the rows,
-// and commits. So all of them wait for one commit. Each row is decided on by what the server
-// said while it was locked, so each release knows whether its lease was still held. A request
-// or release whose row is locked or missing is then sent alone, and so are all if the server
-// refuses the batch. If the answer to the COMMIT is lost, each request gives back what it may
-// have been granted, and each release asks again, as they do when they are alone.
+// Requests that find all lock connections busy gather, and so do releases whose wake-up locks are on the same connection.
+// The caller that gets the next connection sends the gathered requests and releases as a batch: one transaction of four
+// statements, in two texts if the server is far. The batch locks the rows that nobody has locked, decides, changes the
+// rows, and commits. So all callers of the batch wait for one commit. The decision on each row follows what the server
+// said while the row was locked, so each release knows whether its lease was still held. A request or release whose row
+// is locked or missing is then sent alone, and so are all if the server refuses the batch. If the answer to the COMMIT is
+// lost, each request gives back the lease that it may have been granted, and each release asks again, as both do when
+// they are sent alone.
 //
-// Most of what a batch costs does not depend on how many rows it changes: on MySQL 9.7, 0.9 ms,
-// and 0.03 ms more for a lease that is taken and one that is released. So two lock connections
-// are enough: more of them make the batches smaller. Others are opened only behind statements
-// that take long. A caller that comes after several went together gathers, too, although a
-// connection may be free: they were answered at the same moment, and may all be about to come
-// again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router each
-// request and each release is sent alone.
+// Most of the cost of a batch does not depend on how many rows it changes: on MySQL 9.7 a batch takes 0.9 ms, and 0.03 ms
+// more for a lease that is taken and one that is released. So two lock connections are enough: more of them make the
+// batches smaller. Others are opened only behind statements that take long. A caller that comes right after a batch
+// gathers, too, although a connection may be free: the callers of that batch were answered at the same moment, and may
+// all be about to ask again. In a cluster, whose nodes may refuse a transaction, and behind MySQL Router each request and
+// each release is sent alone.
 //
 // # Why a lease is two commits
 //
-// The grant is committed before its holder goes on, or a server that is restarted would grant the
-// same token again. The release could be spared its commit only if somebody else took a key whose
-// row says that it is held: because a named lock of the holder is free, for instance, with the row
-// to be written later. But a connection that breaks frees its named locks, too, while the lease
-// goes on, so there would be two holders. And a release that is written later is forgotten with the
-// process that was to write it: the key would stay taken for its TTL after a Release without an
-// error. Within a transaction the release goes with the COMMIT of that; otherwise those of several
-// goroutines share one.
+// The grant is committed before its holder goes on: else a server that is restarted would grant the same token again.
+//
+// The release needs a commit, too. Without one, other callers would have to take a key whose row says that it is held:
+// for instance because a named lock of the holder is free, with the row to be written later. But a connection that
+// breaks frees its named locks, too, while its lease goes on, so there would be two holders. And a release that is to be
+// written later is forgotten if its process ends before: the key would stay taken for its TTL after a Release without
+// an error. A lease that ends with a transaction is released by the COMMIT of that; otherwise the releases of several
+// goroutines share a commit.
 //
 // # How a lease is kept
 //
@@ -93,20 +89,19 @@
 //
 // # Without named locks
 //
-// Without named locks nobody is woken: a waiter asks four times a second, and when the lease
-// expires. A lease is taken, renewed and released in a transaction that locks its row first, and
-// nothing is handed over or sent in batches. Without share locks its fence is FOR UPDATE. A caller
-// that takes a lease must lock its row and change its token. So a transaction commits under the
-// fence only if nobody has taken the lease before, and nobody takes it until that has ended.
+// On servers without named locks nobody is woken: a waiter asks four times a second, and when the lease expires. A lease is
+// taken, renewed and released in a transaction that locks its row first, and nothing is handed over or sent in batches.
+// Without share locks its fence is FOR UPDATE. A caller that takes a lease must lock its row and change its token. So a
+// transaction commits under the fence only if nobody has taken the lease before, and nobody takes the lease until the
+// transaction has ended.
 //
 // # Clusters
 //
-// To grant, renew or release a lease is a write of its row. The nodes of a cluster agree on
-// one order of writes, so of two grants at the same time one is refused, on whichever
-// nodes. On one server the fence is a locking read. If several nodes take writes it is a
-// write, too, since a read would not see a write that is on its way from another node. A
-// renewal on another node at the same moment can refuse that transaction. A wake-up lock
-// wakes waiters on its own node only; waiters on other nodes ask four times a second.
+// To grant, renew or release a lease is a write of its row. The nodes of a cluster agree on one order of writes, so of two
+// grants at the same time one is refused, on whichever nodes they are. On one server the fence is a locking read. If
+// several nodes take writes, the fence is a write, since a read would not see a write that is on its way from another
+// node. If the lease is renewed on another node at the same moment, that write can be refused, and with it the
+// transaction. A wake-up lock wakes waiters on its own node only; waiters on other nodes ask four times a second.
 package lease
 
 import (
@@ -129,8 +124,8 @@ import (
 )
 
 const (
-	// answerLimit is the least time that the server has to answer a request. It may
-	// wait a second in it for a row, and be busy beside that.
+	// answerLimit is the least time that the server has to answer a request. The statement may wait a second for a row, and
+	// the server may be busy.
 	answerLimit = 5 * time.Second
 	// handoffWait is how long a release waits for the server, or for the next caller.
 	handoffWait = 2 * time.Second
@@ -138,8 +133,8 @@ const (
 	background = 10 * time.Second
 	// longest is how long a waiter relies on being woken.
 	longest = 3 * time.Second
-	// longestForRow is how long the server may let a statement wait for a row, with
-	// its limit of one second, which it looks at once a second.
+	// longestForRow is how long the server may let a statement wait for a row: its limit is one second, and it looks at the
+	// limit once a second.
 	longestForRow = 2 * time.Second
 	// rowsPerStatement is how many rows a statement changes, at most.
 	rowsPerStatement = 500
@@ -151,34 +146,33 @@ const (
 type Locker struct {
 	cfg          strategy.Config
 	running      *strategy.Running
-	owner        string // its name with a suffix of this Locker
-	leftBy       string // the same with a suffix of no Locker
+	owner        string // the name of this process, with a suffix of this Locker
+	leftBy       string // the name of this process, with a suffix of no Locker
 	texts        texts
 	by           steps
-	wakes        bool // by wake-up locks: who waits is woken by a release
+	wakes        bool // there are wake-up locks, so a release wakes waiters
 	keepAlive    *pool.KeepAlive
 	takes        batch.Group[*take]
 	maxLockConns int
-	untold       atomic.Bool // the table has no columns for what tools are told, or they cannot be written
+	untold       atomic.Bool // the table has no columns for what tools show, or they cannot be written
 
 	mu        sync.Mutex
 	lockConns []*lockConn
-	arrived   context.Context // ends when there is one more of them
+	arrived   context.Context // ends when there is one more lock connection
 	arrive    context.CancelFunc
 	waitConns int                 // connections that waiters have or ask for
 	opening   int                 // requests for which a lock connection is being opened
-	leases    map[*Lease]struct{} // that are held
-	renewing  bool                // the goroutine that renews them was started
-	next      time.Time           // when it looks which are due, if nobody wakes it; zero is as soon as it can
-	wake      chan struct{}       // tells it that one is due earlier than it knows
-	queueing  chan struct{}       // holds a token for each that is renewed behind who has locked its row
+	leases    map[*Lease]struct{} // the leases that are held
+	renewing  bool                // the renewing goroutine was started
+	next      time.Time           // when the renewing goroutine looks which leases are due, if nobody wakes it; zero for as soon as it can
+	wake      chan struct{}       // tells the renewing goroutine that a lease is due earlier than next
+	queueing  chan struct{}       // holds a token for each lease whose renewal waits for its row
 }
 
-// New returns a Locker. It sends nothing to the server before the first lease. Close
-// releases what it holds.
+// New returns a Locker. It sends nothing to the server before the first lease. Close releases the leases that it holds.
 //
-// The driver's limit on a read, cfg.ReadTimeout, is longer than a statement may wait for being
-// woken, 3 seconds. cfg.Unsafe also works where a replica that is promoted has other tokens.
+// cfg.ReadTimeout, the driver's limit on a read, must be longer than a waiter's statement may wait for the wake-up lock,
+// 3 seconds. With cfg.Unsafe the Locker also works where a promoted replica has other tokens.
 func New(cfg strategy.Config) *Locker {
 	var mark [4]byte
 	_, _ = rand.Read(mark[:]) // never fails
@@ -217,7 +211,7 @@ func (l *Locker) Close() {
 	ctx, cancel := server.Within(context.Background(), background/2)
 	left := l.releaseAll(ctx, endAll(held))
 	cancel()
-	l.running.Wait() // also for renewals, which had their rows locked
+	l.running.Wait() // also waits for renewals, which had their rows locked
 	ctx, cancel = server.Within(context.Background(), handoffWait)
 	defer cancel()
 	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.Pace/5); {
@@ -231,7 +225,7 @@ func (l *Locker) Close() {
 	}
 }
 
-// Traits of leases, for those who choose among strategies.
+// Traits are the traits of leases.
 var Traits = strategy.Traits{Name: hint.StrategyLease, Table: true, Excludes: true}
 
 // Take takes one lease, or one of a key's slots.
@@ -253,7 +247,7 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 	return []strategy.Grant{held}, nil
 }
 
-// leaseOn asks for a lease on row, as the resource says.
+// leaseOn returns a request for a lease on row, as the resource p asks for it.
 func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
 	return Request{
 		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
@@ -261,8 +255,8 @@ func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strate
 	}
 }
 
-// Holder asks the server who has the lease on key, without waiting for anybody. It returns
-// nil if nobody has it or this Locker has, or if the server does not answer before ctx ends.
+// Holder asks the server who has the lease on key, without waiting for anybody. It returns nil if nobody has it, or this
+// Locker has, or if the server does not answer before ctx ends.
 func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
 	c, err := l.cfg.Control.Acquire(ctx)
 	if err != nil {

@@ -14,20 +14,20 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// A lease that ends with its transaction is taken on the session of the transaction, which holds its wake-up lock
-// (Lease.session): the statement that takes it goes out with the COMMIT that it needs, and the COMMIT of the
-// transaction releases both. So the next caller of the process waits for nothing of it. Such a lease is not handed over: it
-// would go on without its wake-up lock. Renewals are sent on lock connections.
+// A lease that ends with its transaction is taken on the session of that transaction, which also has the lease's wake-up
+// lock (Lease.session). The statement that takes the lease goes out in one text with the COMMIT that it needs, and the
+// COMMIT of the transaction releases the lease and the wake-up lock. So the next caller of the process waits for neither.
+// Such a lease is not handed over, since it would go on without its wake-up lock. Its renewals are sent on lock connections.
 //
-// The session is asked once, by a caller that nobody of its process is in front of. If somebody has the lease, or the
-// session does not do, the caller gives the session back, and goes on with lock connections. So it does for a lease that
-// stays after its release (MinHold), which no COMMIT releases.
+// A caller asks on the session once, and only if nobody of its process is in front of it. If somebody has the lease, or the
+// session is not suitable, the caller gives the session back, and goes on with lock connections. The same goes for a lease
+// that stays after its release (MinHold), since no COMMIT releases that.
 //
-// A waiter that finds the lease run out and its holder silent closes the connection with the wake-up lock
-// (freeWakeUp): here the holder's transaction goes with it, which could not commit any more.
+// A waiter that finds the lease run out and its holder silent closes the connection with the wake-up lock (freeWakeUp). With
+// that session it ends the holder's transaction, which could not commit any more.
 
-// askOnSession takes the lease on the session that the caller lends, if that is suitable. Else ask is how to go on; nil
-// after an error.
+// askOnSession takes the lease on the session that the caller lends, if that is suitable. If there is no lease and no error,
+// ask is how the attempt goes on.
 func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.Context) (*Lease, error), err error) {
 	s, refused, err := a.takeOnSession(ctx)
 	switch {
@@ -42,8 +42,8 @@ func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.
 	return s, ask, err
 }
 
-// takeOnSession takes the lease on the session that the caller lends. refused reports that somebody has the lease, for
-// which a.left is the time left. Without a lease the session is given back.
+// takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.left is
+// then how long that lease lasts. Without a lease the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, err error) {
 	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.grantsOnSessions() {
 		return nil, false, nil
@@ -57,7 +57,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 	close(o.done)
 	a.Ticket.Asks()
 	maybe := false
-	if err = c.Identify(ctx); err == nil { // else what the session is granted for nobody could not be ended
+	if err = c.Identify(ctx); err == nil { // without the id, a session whose caller has gone could not be ended
 		own, cancel := server.Within(ctx, min(max(a.ttl, answerLimit), background))
 		o.answer, maybe, o.err = h.takeAndCommit(own, a)
 		cancel()
@@ -75,9 +75,9 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 		}
 	case o.err == nil:
 		o.err = lockerr.ErrNoAnswer
-	case !maybe: // the server says that it has not granted it
+	case !maybe: // the server says that it has not granted the lease
 		c.RollBackUnknown(ctx, pool.AnswerTime)
-		if !server.Locked(o.err) && !server.ReadOnlyTransactions(o.err) { // it may have got as far as the wake-up lock
+		if !server.Locked(o.err) && !server.ReadOnlyTransactions(o.err) { // the statement may have got as far as the wake-up lock
 			c.Taint()
 		}
 		o.err = nil
@@ -97,13 +97,15 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 	return nil, false, o.err
 }
 
-// grantsOnSessions reports whether sessions of transactions take leases. The nodes of a cluster may refuse the COMMIT.
+// grantsOnSessions reports whether leases may be taken on sessions of transactions. The nodes of a cluster may refuse the
+// COMMIT of the grant.
 func (l *Locker) grantsOnSessions() bool {
 	return l.cfg.Info.SkipLocked && l.wakes && l.cfg.Info.Topology == ""
 }
 
-// takeAndCommit takes the lease on a session, without an autocommit, where nobody has it. maybe: after the error it may
-// be granted. The id that the statement tells is 0 if the key has no row, so that of an earlier statement is taken away.
+// takeAndCommit takes the lease on a session, which is not in autocommit, if nobody has the lease. maybe: the lease may be
+// granted in spite of an error. If the key has no row, the statement leaves LAST_INSERT_ID() as it was, so that is set to 0
+// first.
 func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
 	take := a.takeBy(a.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
 	if !lc.c.Packs(2) {
@@ -128,8 +130,8 @@ func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, 
 	return ans, !errors.Is(err, keyrow.ErrNoRow), err
 }
 
-// Detach takes the wake-up lock off the session of the transaction, once that has ended, unless its COMMIT has released
-// it. The caller has the turn of the session. After an error the session must be closed.
+// Detach releases the wake-up lock on the session of the transaction, once that has ended, unless its COMMIT has released the
+// wake-up lock. The caller has the turn of the session. After an error the session must be closed.
 func (l *Lease) Detach() (err error) {
 	c := l.session
 	if c == nil {

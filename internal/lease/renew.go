@@ -13,13 +13,11 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// interval is how long after its grant, or the renewal before, a lease is renewed, give or take a
-// tenth. What else is a part of it follows it; an inspector, which may be of another version, calls
-// a lease silent by it (Holder.Silent).
+// interval returns how long after its grant, or its last renewal, a lease is renewed, give or take a tenth. Other times of
+// renewals are parts of it. An inspector, which may be of another version, calls a lease silent by it (Holder.Silent).
 func interval(ttl time.Duration) time.Duration { return ttl / 3 }
 
-// schedule says when to renew a lease that the server keeps for ttl from sent or
-// later. Locker.mu is held.
+// schedule sets when to renew a lease that the server keeps for ttl from sent or later. The caller holds Locker.mu.
 func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	s.due = time.Time{}
 	if s.until.IsZero() || sent.Add(ttl).Before(s.until) {
@@ -29,8 +27,8 @@ func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	}
 }
 
-// RenewNow has all leases renewed at once. A lease that was taken from its holder ends with
-// that, instead of within a third of its TTL.
+// RenewNow renews all leases at once, in the background. So the holder of a lease that was taken away hears of that now, and
+// not only within a third of its TTL.
 func (l *Locker) RenewNow() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,8 +41,8 @@ func (l *Locker) RenewNow() {
 	}
 }
 
-// changed has the renewing goroutine, which it starts, look at all leases again, unless
-// that does so before due. Locker.mu is held.
+// changed makes the renewing goroutine look at all leases again, unless it does so before due. It starts that goroutine if
+// needed. The caller holds Locker.mu.
 func (l *Locker) changed(due time.Time) {
 	if !l.renewing {
 		l.renewing = true
@@ -60,7 +58,7 @@ func (l *Locker) changed(due time.Time) {
 	}
 }
 
-// renewals renews what is due until the Locker is closed.
+// renewals renews the leases that are due, until the Locker is closed.
 func (l *Locker) renewals() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -88,10 +86,10 @@ func (l *Locker) renewals() {
 	}
 }
 
-// due returns the leases to renew: if one is due, all that soon will be, so that they
-// gather in few statements. limit is how long a statement may hold up the shortest of all
-// leases. If none is due, next says for how long. due never puts off a look: a caller that
-// takes one lease after the other would have to ask for each anew.
+// due returns the leases to renew. If one is due, due returns all that soon will be, so that few statements renew them. limit
+// is how long a statement may take without harm to the lease with the shortest TTL. If no lease is due, next is the time
+// until then. due never puts the next look off: else a caller that takes one lease after the other would have to ask for a
+// look each time.
 func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 	limit, next = background, time.Hour
 	l.mu.Lock()
@@ -121,8 +119,8 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 	return due, max(limit, 200*time.Millisecond), 0
 }
 
-// renew renews leases in one statement. It passes over those whose rows are locked, so
-// that they do not hold up the others: each of them is renewed by itself.
+// renew renews leases in one statement. The statement passes over leases whose rows are locked, so that these do not hold up
+// the others: each of them is renewed by itself.
 func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
@@ -151,19 +149,17 @@ func (l *Locker) again(s *Lease, err error) {
 	}
 }
 
-// isBusy reports whether the renewal before waited for the row for long enough to matter.
-// Then the two round trips that would show that it is locked again are time that the
-// lease may not have, on a server that is slow.
+// isBusy reports whether the last renewal waited for the row for long. If so, the next one waits at once: to find out first
+// that the row is locked again takes two round trips, and on a slow server the lease may not have that time.
 func (l *Locker) isBusy(s *Lease) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return s.busy
 }
 
-// queueUp has a lease renewed behind those who have locked its row. Transactions under
-// it lock it while they commit, so where there are many of them it is hardly ever free:
-// the renewal waits in the server like everybody else, and who comes later waits behind
-// it. It is alone in its statement, which therefore holds nothing while it waits.
+// queueUp renews a lease behind those who have locked its row. Transactions under the lease lock the row while they commit, so
+// with many of them the row is hardly ever free. The renewal waits in the server like all others, and later transactions
+// wait behind it. The statement renews this lease alone, so it holds no other row while it waits.
 func (l *Locker) queueUp(s *Lease) {
 	l.mu.Lock()
 	if !s.due.IsZero() {
@@ -186,8 +182,8 @@ func (l *Locker) queueUp(s *Lease) {
 	})
 }
 
-// renewBehind renews one lease in its turn, on a connection of its own where there is
-// one, since it waits for up to a second.
+// renewBehind renews one lease in its turn. It uses a connection of its own, if there is one, since it waits for up to a
+// second.
 func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
 	c, err := l.poolConn(ctx, pool.As{}, true)
 	if err != nil {
@@ -230,7 +226,7 @@ func (l *Locker) extend(ctx context.Context, h *lockConn, s *Lease, ttl time.Dur
 	return changed > 0, err
 }
 
-// ttlAt is for how long to renew the lease.
+// ttlAt returns for how long to renew the lease.
 func (l *Lease) ttlAt(now time.Time) time.Duration {
 	if l.until.IsZero() {
 		return l.ttl
@@ -277,7 +273,7 @@ func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, s
 		switch {
 		case !ours:
 			s.loseFound()
-		case left < ttl(s)-took: // its row is locked
+		case left < ttl(s)-took: // the row is locked
 			l.queueUp(s)
 		default:
 			l.renewed(s, asked, left)
@@ -286,8 +282,8 @@ func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, s
 	return nil
 }
 
-// extendOn renews leases on h. It also writes since when they are held, and their TTL, until the
-// server has said that the table has no columns for that, or that the account may not write them.
+// extendOn renews leases on h. It also writes since when the leases are held, and their TTLs, until the server has said that
+// the table has no columns for that, or that the account may not write them.
 func (l *Locker) extendOn(
 	ctx context.Context, h *lockConn, leases []*Lease, ttl func(*Lease) time.Duration, skip string,
 ) (driver.Result, error) {
@@ -301,8 +297,7 @@ func (l *Locker) extendOn(
 	return h.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, skip))
 }
 
-// heldOn asks on h, whose turn is the caller's, which of leases are live and ours, and for how
-// long.
+// heldOn asks on h which of leases are live and ours, and for how long. The caller has the turn of h.
 func (l *Locker) heldOn(ctx context.Context, h *lockConn, leases []*Lease) (held func(*Lease) (left time.Duration, ours bool), err error) {
 	lefts := make(map[string]time.Duration)
 	held = func(s *Lease) (left time.Duration, ours bool) {
@@ -324,7 +319,7 @@ func (l *Locker) heldOn(ctx context.Context, h *lockConn, leases []*Lease) (held
 func (l *Locker) renewed(s *Lease, sent time.Time, ttl time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err != nil { // the holder was told that it is over
+	if s.err != nil { // the holder was told that the lease is over
 		return
 	}
 	s.lasts(sent, ttl)

@@ -14,22 +14,21 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// steps are those of a lease's life that are not the same on all servers. Each has the turn of its
+// steps are the steps in a lease's life that differ from server to server. Each step is called with the turn of its
 // connection.
 type steps struct {
 	take        func(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error)
 	give        func(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
-	giveSome    func(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) // over those whose rows are locked
+	giveSome    func(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) // passes over locked rows
 	giveUnknown func(ctx context.Context, h *lockConn, key string) error
-	extend      func(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) // behind who has the row locked
+	extend      func(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) // waits for the row
 	extendSome  func(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error
 }
 
-// Without [server.Flavour].NamedLocks there are no wake-up locks: who waits polls. On TiDB a
-// statement by itself locks no row before its commit, so a lease is taken, renewed and released in a
-// transaction that locks the row first. Its connection is one in which every statement begins a
-// transaction. What a lost connection may have been granted is known once its row can be locked:
-// the server keeps the row locked until the COMMIT that grants has ended, whatever its end.
+// Without [server.Flavour].NamedLocks there are no wake-up locks, and waiters poll. On TiDB a statement by itself locks no row
+// before its commit, so a lease is taken, renewed and released in a transaction that locks the row first. On these
+// connections every statement begins a transaction. If a connection is lost, it is known what it was granted as soon as the
+// row can be locked: the server keeps the row locked until the COMMIT of the grant has ended, well or badly.
 
 // inTxn commits what f does on lc, if f says so, and else rolls it back.
 func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)) error {
@@ -37,7 +36,7 @@ func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)
 	if commit && err == nil {
 		if _, err = lc.exec(ctx, "COMMIT"); err != nil {
 			lc.c.Taint()
-			if server.Number(err) != 0 && !busy(err) { // a number says nothing here: it may have come through
+			if server.Number(err) != 0 && !busy(err) { // the COMMIT may have come through, in spite of the server's number
 				err = errors.New(err.Error())
 			}
 		}
@@ -147,8 +146,8 @@ func (l *Locker) extendRow(ctx context.Context, h *lockConn, s *Lease, ttl time.
 	return found && err == nil, err
 }
 
-// extendRows has each lease renewed by itself if somebody has locked one of the rows, and if an IN
-// list would lock other rows, too.
+// extendRows renews leases together. If somebody has locked one of the rows, each lease is renewed by itself; so it is on a
+// server where an IN list would lock other rows, too.
 func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
 	together := len(leases)
 	if l.cfg.Info.UnionLocks {
@@ -167,7 +166,7 @@ func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, s
 //	SELECT name, token FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') AND owner = 'me'
 //	  AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT
 func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
-	var found []*Lease // that are still ours
+	var found []*Lease // the leases that are still ours
 	err := h.inTxn(ctx, func() (bool, error) {
 		rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s"+
 			" AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT",
@@ -197,7 +196,7 @@ func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Leas
 	return nil
 }
 
-// rowsOf is the condition for the rows of leases.
+// rowsOf returns the condition for the rows of leases.
 func (l *Locker) rowsOf(leases []*Lease) string {
 	var names []string
 	for _, s := range leases {

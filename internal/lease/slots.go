@@ -19,10 +19,10 @@ type Slot struct {
 	ticket *queue.Ticket // the place in the process's own queue for slots
 }
 
-// Slot returns which of the slots it is.
+// Slot returns the number of the slot.
 func (s *Slot) Slot() int { return s.slot }
 
-// Ticket returns nil: who waits for a slot waits for any, so nobody waits for this one.
+// Ticket returns nil: callers wait for any slot, so nobody waits for this one.
 func (s *Slot) Ticket() *queue.Ticket { return nil }
 
 // Release gives the slot back.
@@ -31,8 +31,8 @@ func (s *Slot) Release() error {
 	return s.Lease.Release()
 }
 
-// acquireSlot takes a lease on one of the rows of the resource. As many callers of this
-// process as there are slots try at a time.
+// acquireSlot takes a lease on one of the rows of the resource. At most as many callers of this process as there are slots try
+// at the same time.
 func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, err error) {
 	p := r.Resources[0]
 	a := &slotAttempt{
@@ -47,7 +47,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 		return nil, a.explain(err)
 	}
 	ticket := a.Ticket
-	a.lost = func() { // nobody need release what is lost
+	a.lost = func() { // the caller need not release a lost lease
 		ticket.Leave()
 		r.Lost()
 	}
@@ -68,13 +68,13 @@ type slotAttempt struct {
 	strategy.Attempt
 	*Locker
 	p    strategy.Resource
-	rows []string // of the slots
+	rows []string // the rows of the slots
 	ctx  context.Context
 	lost func()
 	held *Lease
 }
 
-// try takes a lease on a slot. One that is refused may have a row lock, which not every server shows.
+// try takes a lease on a slot. If that is refused, the slot's row may have a row lock, which not every server shows.
 func (sa *slotAttempt) try(ctx context.Context, slot int) error { return sa.acquire(ctx, slot, 0) }
 
 // wait waits for a slot for a while.
@@ -98,7 +98,7 @@ func (sa *slotAttempt) wait(ctx context.Context, slot int) error {
 	}
 }
 
-// acquire takes a lease on one of the rows.
+// acquire takes a lease on the row of a slot.
 func (sa *slotAttempt) acquire(ctx context.Context, slot int, wait time.Duration) (err error) {
 	r := leaseOn(sa.p, sa.rows[slot], wait, nil, sa.lost)
 	r.Since = sa.Began()
@@ -125,7 +125,7 @@ func (sa *slotAttempt) refuse(ctx context.Context) error {
 // explain turns a failure into the error that callers see.
 func (sa *slotAttempt) explain(err error) error {
 	var e *lockerr.Error
-	if errors.As(err, &e) { // of one of the slots
+	if errors.As(err, &e) { // the error of one of the slots
 		if sa.ctx.Err() == nil && !strategy.Ungranted(err) {
 			return err
 		}
