@@ -125,7 +125,7 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	}
 	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
 		a.given = given
-		if s, err := a.takeHandoff(ctx, given.from); s != nil || err != nil {
+		if s, err := a.takeHandoff(ctx, given.giver); s != nil || err != nil {
 			return s, err
 		}
 		a.given = nil
@@ -162,16 +162,16 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 
 // takeHandoff makes the attempt the holder of a lease that was handed over, with a new token, in one statement. It
 // returns nil if this process does not hold the lease any more: then the attempt asks for it like any other.
-func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) {
-	a.lasts = max(a.lasts, from.ttl)
+func (a *attempt) takeHandoff(ctx context.Context, giver *Lease) (*Lease, error) {
+	a.lasts = max(a.lasts, giver.ttl)
 	var s *Lease
 	timed, cancel := context.WithTimeoutCause(ctx, a.Wait-time.Since(a.Start), strategy.ErrWaitOver)
 	defer cancel()
-	h, err := a.connOf(timed, from)
+	h, err := a.connOf(timed, giver)
 	if err == nil {
 		var ours bool
 		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
-			return h.ask(own, a.handoffBlock(from, a.ttl))
+			return h.ask(own, a.handoffBlock(giver, a.ttl))
 		})
 		if ours {
 			a.giveBack(h)
@@ -179,25 +179,25 @@ func (a *attempt) takeHandoff(ctx context.Context, from *Lease) (*Lease, error) 
 	}
 	switch {
 	case s != nil:
-		s.since, s.handed = from.since, from.handed+1
+		s.since, s.handed = giver.since, giver.handed+1
 		a.given.tell(nil)
 		return s, nil
 	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
 		a.given.tell(nil)
-		a.dropWakeUp(from)
+		a.dropWakeUp(giver)
 		return nil, nil
 	case errors.Is(err, keyrow.ErrNoRow):
 		a.given.tell(errNotOurs)
-		a.dropWakeUp(from)
+		a.dropWakeUp(giver)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
-		return a.takeHandoff(ctx, from) // somebody has locked the row; this loop ends with the lease at the latest
+		return a.takeHandoff(ctx, giver) // somebody has locked the row; this loop ends with the lease at the latest
 	case a.Ticket == nil: // handleLate frees the lease in the background
-		a.dropWakeUp(from)
+		a.dropWakeUp(giver)
 	default: // the caller does not wait for the release
-		from.ticket, a.Ticket = a.Ticket, nil
+		giver.ticket, a.Ticket = a.Ticket, nil
 		given := a.given
-		a.running.Go(func() { given.tell(a.relinquish(from, false)) })
+		a.running.Go(func() { given.tell(a.relinquish(giver, false)) })
 	}
 	if timed.Err() != nil {
 		err = context.Cause(timed)
@@ -214,7 +214,7 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
 	}
 	var ours bool
 	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return a.by.take(own, h, a, inTurn)
+		return a.steps.take(own, h, a, inTurn)
 	})
 	if !ours {
 		return s, err
@@ -539,7 +539,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(h *lockConn, token uint64) error {
 	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
-	_, err := a.by.give(ctx, h, a.r.Key, token, 0)
+	_, err := a.steps.give(ctx, h, a.r.Key, token, 0)
 	return err
 }
 
@@ -559,7 +559,7 @@ func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 		return err
 	}
 	defer a.giveBack(other)
-	return a.by.giveUnknown(ctx, other, a.r.Key)
+	return a.steps.giveUnknown(ctx, other, a.r.Key)
 }
 
 func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string) error {

@@ -42,9 +42,9 @@ func (l *Locker) shares() bool { return l.grantsOnSessions() && !l.cfg.Info.Rout
 
 // take is a request that is sent together with others.
 type take struct {
-	of     *attempt
-	ticket *queue.Ticket
-	inTurn bool
+	attempt *attempt
+	ticket  *queue.Ticket
+	inTurn  bool
 
 	// What has become of it, once done is closed.
 	outcome
@@ -65,7 +65,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 	case h != nil:
 		a.drop(h)
 	case a.shares():
-		t := &take{of: a, ticket: a.Ticket, inTurn: inTurn, outcome: outcome{done: make(chan struct{})}}
+		t := &take{attempt: a, ticket: a.Ticket, inTurn: inTurn, outcome: outcome{done: make(chan struct{})}}
 		s, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
@@ -81,9 +81,9 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s 
 // short returns which bound leaves callers no connection to ask on; nil for none.
 func (l *Locker) short() error {
 	l.mu.Lock()
-	any := len(l.lockConns) > 0
+	asks := len(l.lockConns) > 0
 	l.mu.Unlock()
-	if any {
+	if asks {
 		return nil
 	}
 	return l.cfg.Conns.Exhausted()
@@ -334,7 +334,7 @@ func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
 		case err != nil:
 			t.alone = true // nothing was granted
 		case t.token > 0:
-			if t.lease, t.err = t.of.grant(h, t.ticket, t.answer); t.err != nil && t.of.undo(h, t.token) != nil {
+			if t.lease, t.err = t.attempt.grant(h, t.ticket, t.answer); t.err != nil && t.attempt.undo(h, t.token) != nil {
 				t.h = h
 				h.c.Taint()
 			}
@@ -365,7 +365,7 @@ func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
 	}
 	var keys []string
 	for _, t := range takes {
-		keys = append(keys, t.of.r.Key)
+		keys = append(keys, t.attempt.r.Key)
 	}
 	l.releaseWakeUpsOn(ctx, h, keys...)
 }
@@ -376,7 +376,7 @@ func several(takes []*take, leaves []*leaving) context.Context {
 	var asked purpose.Asked
 	does := purpose.Release
 	for _, t := range takes {
-		keys, asked, does = append(keys, t.of.r.Key), append(asked, t.of.asked...), purpose.Take
+		keys, asked, does = append(keys, t.attempt.r.Key), append(asked, t.attempt.asked...), purpose.Take
 	}
 	for _, r := range leaves {
 		keys, asked = append(keys, r.s.key), append(asked, r.s.asked...)
@@ -439,7 +439,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 		said[row[0]] = row
 	}
 	for _, t := range takes {
-		row, ok := said[t.of.r.Key]
+		row, ok := said[t.attempt.r.Key]
 		if t.alone = !ok; t.alone {
 			continue
 		}
@@ -452,7 +452,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)
-			delete(said, t.of.r.Key)
+			delete(said, t.attempt.r.Key)
 		}
 	}
 	for _, r := range leaves {
@@ -479,7 +479,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	var names []string
 	for _, t := range takes {
-		names = append(names, schema.Literal(t.of.r.Key))
+		names = append(names, schema.Literal(t.attempt.r.Key))
 	}
 	asked := among(names, len(takes)+len(leaves))
 	for _, r := range leaves {
@@ -503,9 +503,9 @@ func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 	namespace := schema.Literal(l.cfg.Namespace)
 	var rows, names, ttls []string
 	for _, t := range granted {
-		name := schema.Literal(t.of.r.Key)
+		name := schema.Literal(t.attempt.r.Key)
 		rows = append(rows, "("+namespace+", "+name+")")
-		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.of.ttl.Microseconds(), 10))
+		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.attempt.ttl.Microseconds(), 10))
 	}
 	for _, r := range held {
 		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")

@@ -781,7 +781,7 @@ func TestABatchLocksOnlyTheRowsItNeeds(t *testing.T) {
 			}
 			var takes []*take
 			for _, r := range all[:2] {
-				takes = append(takes, &take{of: &attempt{r: r}})
+				takes = append(takes, &take{attempt: &attempt{r: r}})
 			}
 			leaves := []*leaving{{s: &Lease{key: all[3].Key}}}
 			s.onConn(func(conn driver.Conn) {

@@ -30,12 +30,12 @@ func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, h
 	if err != nil {
 		return check, err
 	}
-	var of, released []*Lease // of: the lease of each statement
+	var checked, released []*Lease // checked: the lease of each statement
 	for _, s := range leases {
 		release := how.Ends && s.endsWithCommit()
 		texts := l.guard(s, release, left)
 		check.Before = append(check.Before, texts...)
-		of = append(of, slices.Repeat([]*Lease{s}, len(texts))...)
+		checked = append(checked, slices.Repeat([]*Lease{s}, len(texts))...)
 		if release {
 			released = append(released, s)
 			s.commits(strategy.Unknown)
@@ -44,8 +44,8 @@ func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, h
 			}
 		}
 	}
-	check.Failed = func(_ context.Context, at int, err error) error { return of[at].refused(err) }
-	check.Again = func(at int, err error) bool { return of[at].waitsOn(err) }
+	check.Failed = func(_ context.Context, i int, err error) error { return checked[i].refused(err) }
+	check.Again = func(i int, err error) bool { return checked[i].waitsOn(err) }
 	check.Ended = func(o strategy.Outcome) {
 		for _, s := range released {
 			s.commits(o)

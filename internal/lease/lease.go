@@ -320,7 +320,7 @@ func (l *Lease) Release() error {
 		return nil
 	}
 	if l.mayBeHandedOver() {
-		if given := (&handoff{from: l, told: make(chan error, 1)}); l.ticket.Handoff(locker, given) {
+		if given := (&handoff{giver: l, told: make(chan error, 1)}); l.ticket.Handoff(locker, given) {
 			return given.wait()
 		}
 	}
@@ -335,8 +335,8 @@ func (l *Lease) mayBeHandedOver() bool {
 // handoff is a lease on its way from one caller to the next. The server tells the next caller whether the giver still
 // had the lease.
 type handoff struct {
-	from *Lease
-	told chan error
+	giver *Lease
+	told  chan error
 }
 
 // tell tells the giver what has become of its lease. Only the first call counts. A nil handoff has no giver.
@@ -358,7 +358,7 @@ func (h *handoff) wait() error {
 	select {
 	case err := <-h.told:
 		if errors.Is(err, errNotOurs) {
-			err = terms.Failure("release", h.from.key, lockerr.With(lockerr.ErrLost, h.from.whyNotOurs()))
+			err = terms.Failure("release", h.giver.key, lockerr.With(lockerr.ErrLost, h.giver.whyNotOurs()))
 		}
 		return err
 	case <-late.C:
@@ -470,7 +470,7 @@ func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bo
 		ctx, cancel = server.Within(ctx, background/2)
 		defer cancel()
 	}
-	found, err = l.by.give(ctx, h, s.key, s.token, s.minHold)
+	found, err = l.steps.give(ctx, h, s.key, s.token, s.minHold)
 	if err == nil {
 		l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
 	}
@@ -493,7 +493,7 @@ func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease
 		own, passed := about(ctx, purpose.Release, some...), some
 		h, err := l.borrow(own)
 		if err == nil {
-			if passed, err = l.by.giveSome(own, h, some); err != nil {
+			if passed, err = l.steps.giveSome(own, h, some); err != nil {
 				passed = some
 			}
 			l.giveBack(h)

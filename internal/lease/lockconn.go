@@ -320,10 +320,10 @@ func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
 // a caller that takes the lease in its turn would find that another connection has the wake-up lock.
 func (l *Locker) awaitDropped(ctx context.Context, key string) {
 	l.mu.Lock()
-	at := slices.IndexFunc(l.lockConns, func(h *lockConn) bool { return h.wakeUps[key] != nil })
+	i := slices.IndexFunc(l.lockConns, func(h *lockConn) bool { return h.wakeUps[key] != nil })
 	var h *lockConn
-	if at >= 0 {
-		h = l.lockConns[at]
+	if i >= 0 {
+		h = l.lockConns[i]
 	}
 	l.mu.Unlock()
 	if h == nil {

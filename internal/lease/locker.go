@@ -149,7 +149,7 @@ type Locker struct {
 	owner        string // the name of this process, with a suffix of this Locker
 	leftBy       string // the name of this process, with a suffix of no Locker
 	texts        texts
-	by           steps
+	steps        steps
 	wakes        bool // there are wake-up locks, so a release wakes waiters
 	keepAlive    *pool.KeepAlive
 	takes        batch.Group[*take]
@@ -183,9 +183,9 @@ func New(cfg strategy.Config) *Locker {
 		leases:       make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
-	l.by, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome}, true
+	l.steps, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome}, true
 	if !cfg.Info.NamedLocks {
-		l.by, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows}, false
+		l.steps, l.wakes = steps{l.takeRow, l.giveRow, l.giveRows, l.giveUnknownRow, l.extendRow, l.extendRows}, false
 		l.cfg.HandOvers = 0 // a release is a transaction, and so would a handoff be
 	}
 	name := cfg.Owner[:min(len(cfg.Owner), maxOwner)]

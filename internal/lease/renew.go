@@ -201,7 +201,7 @@ func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
 	}
 	sent := time.Now()
 	ttl := s.ttlAt(sent)
-	found, err := l.by.extend(ctx, h, s, ttl)
+	found, err := l.steps.extend(ctx, h, s, ttl)
 	if err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
 	}
 	defer l.giveBack(h)
 	sent := time.Now()
-	return l.by.extendSome(ctx, h, leases, sent, func(s *Lease) time.Duration { return s.ttlAt(sent) })
+	return l.steps.extendSome(ctx, h, leases, sent, func(s *Lease) time.Duration { return s.ttlAt(sent) })
 }
 
 func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {

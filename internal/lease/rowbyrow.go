@@ -78,7 +78,7 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) 
 			return false, err
 		}
 		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",
-			l.cfg.Table, schema.Literal(l.owner), in(by.ttl), l.row("", key)))
+			l.cfg.Table, schema.Literal(l.owner), in(asker.ttl), l.row("", key)))
 		a.token = token + 1
 		return true, err
 	})
