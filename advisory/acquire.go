@@ -20,21 +20,21 @@ var terms = strategy.Terms{
 	Limits:   strategy.Limits{GiveUp: 20 * time.Millisecond, Calmly: 20 * time.Millisecond},
 }
 
-// Request says which lock, and how long to queue for it.
+// Request says which lock to take, and how long to queue for it.
 type Request struct {
 	Key  string
 	Wait time.Duration // 0 fails at once if another caller holds the key
-	// Waiting is what the caller is asked before it waits; nil for nobody to ask.
+	// Waiting is called before each wait; nil for none.
 	Waiting strategy.Waiting
-	// Lends is the session of a transaction that the lock ends with; nil for none.
+	// Lends lends the session of a transaction that the lock ends with; nil for none.
 	Lends *strategy.Lender
 	// Lost is called once, on a goroutine of its own, when the lock may be lost or the
 	// Locker is closed. It may be nil.
 	Lost func(error)
 }
 
-// Acquire acquires a lock. After an error the lock is not held. If a statement was not
-// answered in time, Acquire releases in the background what it may have acquired.
+// Acquire acquires a lock. After an error the lock is not held. If a statement was not answered in time, Acquire
+// releases in the background the lock that it may have acquired.
 func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyAdvisory, r.Key)
 	a := &attempt{
@@ -58,9 +58,9 @@ type attempt struct {
 	*Locker
 	r     Request
 	name  string
-	polls bool // it is counted as a poller
+	polls bool // the attempt is counted as a poller
 	asked purpose.Asked
-	calm  time.Duration // the longest wait that connections survive, learned when one broke; 0 is unknown
+	calm  time.Duration // the longest wait that a connection survives, learned when one broke; 0 if it is not known
 }
 
 var errInterrupted = lockerr.With(lockerr.ErrTimeout, errors.New("the lock statement was interrupted"))
@@ -82,7 +82,7 @@ func (l *Locker) allowed() error {
 			" use a lease, or lockUnsafe=allow, for an application that never leaves one node", topology))
 }
 
-// acquire is Acquire. Without a lock the caller is in the queue no more.
+// acquire does the work of Acquire. Without a lock the caller leaves the queue.
 func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	defer func() {
 		if lock == nil {
@@ -132,15 +132,15 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	return a.wait(ctx, nil)
 }
 
-// lock is what the attempt gets when k has the lock.
+// lock returns the Lock of the attempt on k.
 func (a *attempt) lock(k *lockConn) *Lock {
 	return &Lock{locker: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
 }
 
-// granted returns a lock that its connection holds now.
+// granted returns a lock that its connection holds now, unless the caller has gone.
 func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	ended := ctx.Err() != nil
-	lock.conn.loseIfOverdue() // it may be lost by the clock
+	lock.conn.loseIfOverdue() // by the clock the lock may be lost
 	a.mu.Lock()
 	err := lock.err
 	if err == nil && !ended {
@@ -159,8 +159,7 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 	return lock, nil
 }
 
-// try asks for the lock once, on a lock connection. It returns nil if another process
-// has the lock.
+// try asks for the lock once, on a lock connection. It returns nil if another process has the lock.
 func (a *attempt) try(ctx context.Context) (*Lock, error) {
 	for again := 0; ; {
 		k, err := a.pickConn(ctx)
@@ -185,7 +184,7 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 		case r.err == nil:
 			a.Heard.Store(true)
 			return nil, nil
-		case server.Broken(r.err) && time.Since(sent) > pool.AnswerTime*9/10: // by the limit for its answer
+		case server.Broken(r.err) && time.Since(sent) > pool.AnswerTime*9/10: // the limit for the answer has broken the connection
 			return nil, server.Silence{For: time.Since(sent)}
 		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
 			again++
@@ -195,22 +194,22 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 	}
 }
 
-// mayResend reports whether a request that failed with err may be sent again, on another
-// connection. A lost connection takes with it what it was granted.
+// mayResend reports whether a request that failed with err may be sent again, on another connection. If the connection
+// was lost, the lock that it may have been granted was lost with it.
 func (lc *lockConn) mayResend(err error) bool {
 	return !errors.Is(err, lockerr.ErrUnsafe) && !errors.Is(err, lockerr.ErrClosed) &&
 		(server.Number(err) == 0 || server.Interrupted(err) || server.Gone(err, lc.c.Conn))
 }
 
-// leaveLate leaves r, which was not answered in time, and the place in the queue to releaseLate.
+// leaveLate hands r, which was not answered in time, and the place in the queue over to releaseLate.
 func (a *attempt) leaveLate(r *request) {
 	ticket := a.Ticket
 	a.Ticket = nil
 	a.releaseLate(r, ticket)
 }
 
-// releaseLate releases, in the background, a lock that r is granted after its caller has gone.
-// ticket is the caller's place in the queue, or nil.
+// releaseLate releases, in the background, a lock that is granted to r after the caller of r has gone. ticket is the
+// caller's place in the queue, or nil.
 func (l *Locker) releaseLate(r *request, ticket *queue.Ticket) {
 	l.running.Go(func() {
 		defer ticket.Leave()

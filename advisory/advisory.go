@@ -1,18 +1,16 @@
-// Package advisory keeps a lock as a named lock of the server (GET_LOCK), which lasts as long as
-// the connection that holds it. An application asks for one with [lockctx.Advisory], as an option
-// of lockctx.With, mysqllock.Do or mysqllock.Acquire. There is nothing here to call from outside
-// of this module: New needs types of internal packages. What follows is what such a lock costs,
-// and how it works.
+// Package advisory keeps a lock as a named lock of the server (GET_LOCK), which lasts as long as the connection that
+// holds it. An application asks for such a lock with [lockctx.Advisory], as an option of lockctx.With, mysqllock.Do or
+// mysqllock.Acquire. No function of this package is for use outside of this module: New needs types of internal
+// packages. The sections below say what such a lock costs, and how it works.
 //
-// It needs no table. Its keys are separate from those of the other strategies: a row lock or a
-// lease on the same key does not exclude an advisory lock.
+// An advisory lock needs no table. Its keys are separate from those of the other strategies: a row lock or a lease on
+// the same key does not exclude an advisory lock.
 //
 // # What a lock costs
 //
-// A transaction that is under a lock of its own costs one round trip more than one without:
-// its session holds the lock, see [Lock.Detach]. One statement acquires the lock. What checks
-// the lock and releases it goes out with the COMMIT. When that has returned, the lock is free,
-// whatever the caller does next and wherever.
+// A transaction under a lock of its own costs one round trip more than a transaction without a lock: its session holds
+// the lock, see [Lock.Detach]. One statement acquires the lock. The statements that check and release the lock go out
+// with the COMMIT. When the COMMIT has returned, the lock is free, whatever the caller does next and wherever.
 //
 // All other locks of a process are held on a few connections, the lock connections: two,
 // or more if one of them holds more than 10,000 locks. To acquire a lock is one
@@ -22,43 +20,39 @@
 //
 // # What a waiter costs
 //
-// A caller first queues with the other goroutines of its process, so that the server
-// sees one waiter instead of a thousand. The caller in front asks once on a lock
-// connection, without waiting. If another process holds the lock, the caller then
-// waits in the server. That takes a connection of its own, since a connection that
-// waits can do nothing else: one for each key and process that waits for another
-// process. If the pool has no connection left, the caller polls ten times a second
-// instead. While there are pollers, each waiter gives its connection up after the
-// same time, so that all of them have their turn to wait.
+// A caller first queues with the other goroutines of its process, so that the server sees one waiter instead of a
+// thousand. The caller in front asks once on a lock connection, without waiting. If another process holds the lock, the
+// caller then waits in the server. A connection that waits can do nothing else, so each waiter needs a connection of its
+// own: one for each key and process that waits for another process. If the pool has no connection left, the caller polls
+// ten times a second instead. While there are pollers, each waiter gives its connection up after the same time, so that
+// all callers have their turn to wait.
 //
 // # Handoff
 //
-// If another caller of the same process waits for a lock that is released, the lock
-// is handed over to it without a statement. The number of handoffs in a row is
-// limited, and so is their time. After that the next caller yields the lock to other
-// processes: one statement releases it, and the next one asks for it again. The server grants
-// it to a process that waits. If a process was waiting at the last yield, one statement does
-// both, and waits behind that process, so that a slow process loses no turn. If nobody took it
-// then, only the time limit counts from then on.
+// If another caller of the same process waits for a lock that is released, the lock is handed over to that caller without
+// a statement. The number of handoffs in a row is limited, and so is their time. After that the next caller yields the
+// lock to other processes: one statement releases the lock, and the next statement asks for it again. The server grants
+// the lock to a process that waits. If a process was waiting at the last yield, one statement does both, and waits behind
+// that process, so that a slow process loses no turn. If no process took the lock at the last yield, only the time limit
+// counts from then on.
 //
-// A poller gets the lock if it asks between the two statements of a yield. Beside a process that
-// hands the lock over all the time, that takes some seconds, and longer than its wait now and
-// then. When several other processes wait in the server, the lock goes from one of them to the
-// next and is free for no poller: so give the pool more than one connection.
+// A poller gets the lock if it asks between the two statements of a yield. Beside a process that hands the lock over all
+// the time, this takes some seconds, and now and then longer than the poller's wait. When several other processes wait in
+// the server, the lock goes from one of them to the next and is free for no poller: so give the pool more than one
+// connection.
 //
 // The server grants the lock to waiters in the order in which they asked. A waiter asks
 // again after half of ReadTimeout, and is then behind the others.
 //
 // # How long a lock lasts
 //
-// The server releases the locks of a connection when the connection ends. It ends a
-// connection that was silent for the TTL. One goroutine pings the lock connections, and
-// so notices within a second that one of them is gone. If the server does not answer,
-// the locks count as lost shortly before the server would end the connection. Lost locks
-// are never acquired again silently.
+// The server releases the locks of a connection when the connection ends, and it ends a connection that was silent for
+// the TTL. One goroutine pings the lock connections, and so notices within a second that one of them is gone. If the
+// server does not answer, the locks count as lost shortly before the server would end the connection. Lost locks are
+// never acquired again silently.
 //
-// Each server has its own named locks, and so has a replica. So each statement checks
-// that its server takes writes, and clusters are refused.
+// Each server has named locks of its own, and so has a replica. So each statement checks that its server takes writes,
+// and clusters are refused.
 //
 // [lockctx.Advisory]: https://pkg.go.dev/github.com/mysqllock/mysqllock/lockctx#Advisory
 package advisory
@@ -78,8 +72,8 @@ import (
 )
 
 const (
-	// haste is how much earlier the wait in the server ends than the caller's wait, so
-	// that the connection need not be closed.
+	// haste is how much earlier the wait in the server ends than the caller's wait. So the connection of the wait need not
+	// be closed.
 	haste = 10 * time.Millisecond
 	// slack is how long the client waits for an overdue answer of the server.
 	slack = time.Second
@@ -91,9 +85,9 @@ const (
 type Locker struct {
 	cfg     strategy.Config
 	running *strategy.Running
-	enough  int           // lock connections, unless they are full
-	ttl     time.Duration // the server ends a connection that was silent for so long
-	limit   time.Duration // we count it as lost after this time, which is shorter
+	enough  int           // how many lock connections there are, unless they are full
+	ttl     time.Duration // after so long a silence the server ends a connection
+	limit   time.Duration // after so long a silence a connection counts as lost; shorter than ttl
 	pulse   time.Duration // how often the lock connections are looked after
 	linger  time.Duration // how long a lock connection without a lock stays
 	blind   atomic.Bool   // the server does not show the names of programs to this account
@@ -101,18 +95,17 @@ type Locker struct {
 
 	mu        sync.Mutex
 	lockConns []*lockConn // the oldest first
-	opening   *opening    // a further lock connection
+	opening   *opening    // a further lock connection that is being opened; nil for none
 	waitConns int         // connections on which a caller waits in the server
 	watching  bool        // the goroutine that looks after the lock connections is running
 }
 
-// New returns a Locker. It sends nothing to the server before the first lock. Close
-// releases what it holds.
+// New returns a Locker. It sends nothing to the server before the first lock. Close releases the locks that it holds.
 //
-// No other strategy shares cfg.Queue. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock connections are
-// cheaper. If there is such a limit that is not given, each caller that waits longer in the server
-// loses a connection, and from then on asks again in half the time. HandOvers does not count if
-// nobody took the lock at the last yield.
+// No other strategy may share cfg.Queue. If cfg.ReadTimeout is at most nine tenths of the TTL, statements on lock
+// connections are cheaper. If connections have such a limit and cfg.ReadTimeout does not say so, each caller that waits
+// longer in the server loses a connection, and from then on asks again in half the time. cfg.HandOvers does not count if
+// no process took the lock at the last yield.
 func New(cfg strategy.Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	return &Locker{
@@ -122,8 +115,7 @@ func New(cfg strategy.Config) *Locker {
 	}
 }
 
-// Close ends all waits, tells the holders that their locks are lost, and releases the
-// locks.
+// Close ends all waits, tells the holders that their locks are lost, and releases the locks.
 func (l *Locker) Close() {
 	if !l.running.Stop() {
 		return
@@ -137,7 +129,7 @@ func (l *Locker) Close() {
 	l.running.Wait()
 }
 
-// Traits of advisory locks, for those who choose among strategies.
+// Traits are the traits of advisory locks.
 var Traits = strategy.Traits{Name: hint.StrategyAdvisory, Excludes: true, HearsClose: true}
 
 // Strategy returns the Locker as units of work use it.
@@ -156,8 +148,8 @@ func (as asStrategy) Take(ctx context.Context, r strategy.Request) ([]strategy.G
 	return []strategy.Grant{lock}, nil
 }
 
-// Holder asks the server who has the lock on key. It returns nil if nobody has it or
-// this Locker has, or if the server does not answer before ctx ends.
+// Holder asks the server who has the lock on key. It returns nil if nobody has the lock, or this Locker has, or if the
+// server does not answer before ctx ends.
 func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
 	h := l.holderOf(ctx, Name(l.cfg.Namespace, key))
 	l.mu.Lock()
@@ -185,7 +177,7 @@ func (l *Locker) holderOf(ctx context.Context, name string) *lockerr.Holder {
 		return nil
 	}
 	id, err := strconv.ParseUint(rows[0][0], 10, 64)
-	if err != nil { // NULL: it was released while the server made the row, which it asks for more than once
+	if err != nil { // NULL: the lock was released while the server made the row, and the row asks for its owner more than once
 		return nil
 	}
 	return &lockerr.Holder{ConnectionID: id, User: rows[0][1], Host: rows[0][2], Program: rows[0][3]}

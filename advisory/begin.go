@@ -12,18 +12,18 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// A lock that ends with its transaction is held by the session of the transaction (Lock.session), so it costs one
-// round trip: its COMMIT checks and releases it. As a lock connection the session has an identity, and the
-// server ends it when it was silent for the TTL; the unit of work keeps it alive, and is told when it is lost. Close
-// of the Locker leaves it alone.
+// A lock that ends with its transaction is held by the session of the transaction (Lock.session). So the lock costs one
+// round trip: the COMMIT checks and releases it. Like a lock connection the session has an identity, and the server ends
+// the session when it was silent for the TTL. The unit of work keeps the session alive, and is told when it is lost.
+// Locker.Close leaves the session alone.
 //
-// The session is asked once, by a caller that nobody of its process is in front of. If another process has the lock, or
-// the session does not answer, the caller gives the session back, and goes on with lock connections.
+// A caller asks on the session once, and only if nobody of its process is in front of it. If another process has the lock,
+// or the session does not answer, the caller gives the session back, and goes on with lock connections.
 
-// takeOnSession acquires the lock on the session that the caller lends, if nobody has it. refused reports that another
+// takeOnSession acquires the lock on the session that the caller lends, if nobody has the lock. refused says that another
 // process has it. Without a lock the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, err error) {
-	if a.r.Lends == nil || !a.First || a.cfg.Unsafe { // what lockUnsafe allows is left to lock connections
+	if a.r.Lends == nil || !a.First || a.cfg.Unsafe { // with lockUnsafe only lock connections take locks
 		return nil, false, nil
 	}
 	c, err := a.r.Lends.Get(ctx)
@@ -44,7 +44,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, 
 	case err == nil && answer == "1" && ctx.Err() == nil:
 		lock.ticket.Granted(lock.conn.holder)
 		return lock, false, nil
-	case err != nil || answer != "0": // it may have the lock
+	case err != nil || answer != "0": // the session may have the lock
 		c.Taint()
 	}
 	a.r.Lends.Put()
@@ -55,7 +55,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, 
 	return nil, false, context.Cause(ctx)
 }
 
-// Detach takes the lock off the session of its transaction, once that has ended, unless its COMMIT has released the lock.
+// Detach releases the lock on the session of its transaction, once that has ended, unless the COMMIT has released the lock.
 // The caller has the turn of the session. After an error the session must be closed.
 func (l *Lock) Detach() (err error) {
 	if l.session == nil || l.freed {
@@ -70,7 +70,7 @@ func (l *Lock) Detach() (err error) {
 	return err
 }
 
-// isFree notes that the session has the lock no more, or will soon be gone.
+// isFree notes that the session does not have the lock any more, or that the session will soon be gone.
 func (l *Lock) isFree() {
 	l.freed = true
 	_ = l.end()

@@ -23,7 +23,7 @@ func (as asStrategy) Check(
 	ctx context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit,
 ) (check strategy.Check, err error) {
 	locks, keys := make([]*Lock, len(held)), make([]string, len(held))
-	var own *Lock // the one that c holds
+	var own *Lock // the lock that c itself holds
 	for i, h := range held {
 		lock := h.(*Lock)
 		if err := lock.Err(); err != nil {
@@ -54,7 +54,7 @@ func (as asStrategy) Check(
 		}
 	}
 	check.Unsure = func(ctx context.Context) {
-		if own != nil && len(locks) == 1 { // c holds it until its COMMIT is over
+		if own != nil && len(locks) == 1 { // c holds the lock until its COMMIT is over
 			var cancel context.CancelFunc
 			ctx, cancel = server.Within(ctx, slack)
 			defer cancel()
@@ -64,12 +64,11 @@ func (as asStrategy) Check(
 	return check, nil
 }
 
-// awaitEnd is for after a COMMIT whose answer was lost with its session. The server
-// may still be running the COMMIT, and the next holder of the locks would read the state
-// before it. awaitEnd makes the server end the session with that id. It returns when
-// the session has ended, when the locks are lost, or when ctx ends. If the server does
-// not say that the locks are held, it may have been restarted, and the id may be that of
-// another connection: awaitEnd does not end it.
+// awaitEnd is called after a COMMIT whose answer was lost with its session. The server may still be running the COMMIT, and
+// the next holder of the locks would read the state before it. So awaitEnd makes the server end the session with that id.
+// It returns when the session has ended, when the locks are lost, or when ctx ends. If the server does not say that the
+// locks are held, the server may have been restarted, and the id may be that of another connection: then awaitEnd does
+// not end it.
 func (l *Locker) awaitEnd(ctx context.Context, id uint64, locks []*Lock) {
 	for {
 		over, err := l.cfg.Control.EndConnection(ctx, id, heldSQL(locks))

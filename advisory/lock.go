@@ -12,28 +12,27 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Lock is a lock on one key. It lasts as long as the connection that holds it. It is
-// safe for concurrent use.
+// Lock is a lock on one key. It lasts as long as the connection that holds it. It is safe for concurrent use.
 type Lock struct {
 	locker *Locker
 	key    string
 	name   string
 	ticket *queue.Ticket
 	conn   *lockConn
-	// session is that of the transaction that the lock ends with, and holds it in place of a
-	// lock connection; nil for others. freed: it does not any more. freed is guarded by the
-	// turn of the session.
+	// session is the session of the transaction that the lock ends with, which holds the lock in place of a lock
+	// connection; nil for other locks. freed: the session does not hold the lock any more. The turn of the session
+	// guards freed.
 	session   *pool.Conn
 	freed     bool
-	since     time.Time // when the server granted it to this process
-	handed    int       // how often it was handed over since then
-	contended bool      // other processes had it, or waited for it, when it was granted
-	alone     bool      // no other process took it at the last yield
+	since     time.Time // when the server granted the lock to this process
+	handed    int       // how often the lock was handed over since then
+	contended bool      // other processes had the lock, or waited for it, when it was granted
+	alone     bool      // no other process took the lock at the last yield
 	asked     purpose.Asked
 
 	// Guarded by Locker.mu.
 	lost func(error)
-	err  error // why it is over: lost, released or closed
+	err  error // why the lock is over: lost, released or closed
 }
 
 // Name returns the server's name for the lock on key. Two keys never share one.
@@ -41,7 +40,7 @@ type Lock struct {
 // the name has both in full. Else it has the beginning of the key and a hash of both.
 func Name(namespace, key string) string { return lockname.OfAdvisory(namespace, key) }
 
-// Ticket is the place in the queue of this process with which the lock was granted.
+// Ticket returns the place in the queue of this process with which the lock was granted.
 func (l *Lock) Ticket() *queue.Ticket { return l.ticket }
 
 // Key returns the key.
@@ -53,9 +52,9 @@ func (l *Lock) Name() string { return l.name }
 // ConnectionID returns the server's id of the connection that holds the lock.
 func (l *Lock) ConnectionID() uint64 { return l.conn.id }
 
-// Err returns nil while the lock is held. It looks at the clock, so it also fails before
-// anything else has shown that the server may have ended the connection. A lost lock's
-// error matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
+// Err returns nil while the lock is held. It looks at the clock, so it may fail before anything else has shown that the
+// server may have ended the connection. The error of a lost lock matches lockerr.ErrLost, that of a released one
+// lockerr.ErrClosed.
 func (l *Lock) Err() error {
 	if l.session == nil {
 		l.conn.loseIfOverdue()
@@ -65,17 +64,18 @@ func (l *Lock) Err() error {
 	return l.err
 }
 
-// Release hands the lock over to the next caller in the queue. If there is none, it
-// releases the lock on the server, and waits for the answer. It fails with
-// lockerr.ErrLost if the lock was lost. A second call does nothing. A lock that a session holds
-// is released by its COMMIT, or by [Lock.Detach], or ends with the session, and Release only ends it.
+// Release hands the lock over to the next caller in the queue. If there is none, it releases the lock on the server, and
+// waits for the answer. It fails with lockerr.ErrLost if the lock was lost. A second call does nothing.
+//
+// If a session holds the lock, its COMMIT or [Lock.Detach] releases it, or the lock ends with the session. Then Release
+// only ends the lock for its holder.
 func (l *Lock) Release() error {
 	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
 		return terms.Failure("release", l.key, err)
 	}
 	locker := l.locker
 	if locker.running.Enter() != nil {
-		return nil // Close releases it
+		return nil // Close releases the lock
 	}
 	defer locker.running.Done()
 	if err := l.end(); errors.Is(err, lockerr.ErrLost) {
@@ -101,8 +101,7 @@ func (l *Lock) Release() error {
 	return nil
 }
 
-// turnOver reports that the turn of this process is over: the next caller must yield the
-// lock to other processes.
+// turnOver reports whether the turn of this process is over: the next caller must yield the lock to other processes.
 func (l *Lock) turnOver() bool {
 	return !l.alone && l.handed >= l.locker.cfg.HandOvers || time.Since(l.since) >= l.locker.cfg.HandOverTime
 }
@@ -132,10 +131,10 @@ func (a *attempt) takeHandoff(from *Lock) *Lock {
 	return lock
 }
 
-// yieldInPlace is for a lock whose turn is over. If other processes wait for it, yieldInPlace
-// returns the lock's connection, to wait on: one statement releases the lock there and queues
-// for it again, so that the process loses no place, however slow it is. That statement
-// waits, so the connection must hold no other lock; else yieldInPlace returns nil.
+// yieldInPlace is for a lock whose turn is over. If other processes wait for the lock, yieldInPlace returns the lock's
+// connection, to wait on. There one statement releases the lock and queues for it again, so that the process loses no
+// place, however slow it is. That statement waits, so the connection must hold no other lock; else yieldInPlace
+// returns nil.
 func (a *attempt) yieldInPlace(over *Lock) *lockConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -20,26 +20,26 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// lockConn is a lock connection: it holds locks. None of its statements waits for a
-// lock, so each is answered soon. A request that finds the connection idle goes out at
-// once. Requests that arrive while a statement is running go out together in the next.
+// lockConn is a lock connection: it holds locks. None of its statements waits for a lock, so each is answered soon. A
+// request that finds the connection idle is sent at once. Requests that arrive while a statement is running are sent
+// together in the next statement.
 type lockConn struct {
 	l           *Locker
 	c           *pool.Conn
 	id          uint64
 	identity    string          // a named lock that only this connection ever has
 	acquireText string          // acquires one lock; to be prepared
-	holder      *lockerr.Holder // what waiters are told about the holder of its locks
+	holder      *lockerr.Holder // how waiters are told of the holder of the connection's locks
 	ctx         context.Context // ends with the connection
 	cancel      context.CancelFunc
 
-	pending batch.Group[*request] // they go out with the next statement; joined under Locker.mu
-	several bool                  // the last statement was for several; for the user of the connection
+	pending batch.Group[*request] // requests for the next statement; joined under Locker.mu
+	several bool                  // the last statement was for several requests; for the user of the connection
 
 	// Guarded by Locker.mu.
 	holds map[string]*Lock // by name
 	busy  bool             // the connection is in use
-	err   error            // why no statement goes out any more
+	err   error            // why no more statements are sent
 }
 
 // request asks to acquire a lock, or to release it.
@@ -72,8 +72,8 @@ var (
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
 )
 
-// pickConn returns the lock connection for the next lock: the least busy one. If there is none, or
-// if it is busy and there may be more of them, it opens another.
+// pickConn returns the lock connection for the next lock: the least busy one. If there is none, or if that one is busy and
+// there may be more, pickConn opens another.
 func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 	for {
 		if l.running.Ctx.Err() != nil {
@@ -103,7 +103,7 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 	}
 }
 
-// short says which bound leaves callers no connection to ask on; nil for none.
+// short returns which bound leaves callers no connection to ask on; nil for none.
 func (l *Locker) short() error {
 	l.mu.Lock()
 	best, _ := l.leastBusy()
@@ -114,8 +114,8 @@ func (l *Locker) short() error {
 	return l.cfg.Conns.Exhausted()
 }
 
-// leastBusy returns the best of the first lock connections that have room for a lock,
-// nil if none has; and how many it has looked at. The caller holds l.mu.
+// leastBusy returns the least busy of the first lock connections that have room for a lock, nil if none has; usable is how
+// many it has looked at. The caller holds l.mu.
 func (l *Locker) leastBusy() (best *lockConn, usable int) {
 	for _, k := range l.lockConns {
 		if len(k.holds)+k.pending.Len()+maxBatch > maxHolds {
@@ -180,8 +180,8 @@ func (l *Locker) connect(ctx context.Context, as pool.As) (*lockConn, error) {
 	return k, nil
 }
 
-// newIdentity names a lock that only one connection will ever have. It tells the
-// connection from a later one to which a restarted server has given the same id.
+// newIdentity returns the name of a lock that only one connection will ever have. It tells that connection from a later
+// one to which a restarted server has given the same id.
 func newIdentity() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -201,8 +201,8 @@ func (l *Locker) share(k *lockConn) {
 	}
 }
 
-// do runs r, and waits for the answer. It returns false if ctx has ended and no answer came
-// soon after; r.answered is closed when the answer comes.
+// do runs r, and waits for the answer. It returns false if ctx has ended and no answer came soon after. r.answered is
+// closed when the answer comes.
 func (lc *lockConn) do(ctx context.Context, r *request) bool {
 	l := lc.l
 	r.answered = make(chan struct{})
@@ -220,7 +220,7 @@ func (lc *lockConn) do(ctx context.Context, r *request) bool {
 
 	switch {
 	case !serve:
-	case ctx.Done() == nil: // a caller that cannot leave meanwhile sends it itself
+	case ctx.Done() == nil: // a caller that cannot leave meanwhile sends the statement itself
 		lc.serve()
 	default:
 		l.running.Go(lc.serve)
@@ -237,9 +237,8 @@ func (lc *lockConn) do(ctx context.Context, r *request) bool {
 	return terms.Answered(ctx, r.answered)
 }
 
-// serve sends what is pending, releases first, answers it, and lets the next batch go out. The
-// callers that the last statement has answered may be about to add requests, so it lets them run
-// first. The caller has made lc busy.
+// serve sends the pending requests, releases first, answers them, and lets the next batch be sent. The callers that the last
+// statement has answered may be about to add requests, so serve lets them run first. The caller has made lc busy.
 func (lc *lockConn) serve() {
 	if lc.several {
 		runtime.Gosched()
@@ -287,8 +286,8 @@ func (lc *lockConn) serve() {
 	lc.next()
 }
 
-// run runs the statement for batch. After an error of the server none of its locks is
-// held. If that is not sure, the error has no number, and the connection is given up.
+// run runs the statement for batch. After an error of the server none of the locks of batch is held. If that is not sure, the
+// error has no number, and the connection is given up.
 func (lc *lockConn) run(batch []*request) (answer string, err error) {
 	sent := time.Now()
 	rows, err := lc.c.QueryBlock(lc.within(batch), lc.batchBlock(batch))
@@ -310,9 +309,8 @@ func (lc *lockConn) run(batch []*request) (answer string, err error) {
 	return answer, err
 }
 
-// free releases the locks of batch after a statement that may have left some of them held. A KILL
-// of one try need not meet the next, so free repeats it for about a second: else the other locks
-// of the connection would be lost, too.
+// free releases the locks of batch after a statement that may have left some of them held. It tries for about a second: a
+// KILL that has met one try need not meet the next, and without a release the connection's other locks would be lost, too.
 func (lc *lockConn) free(batch []*request) (err error) {
 	for pause := time.Millisecond; pause < slack; pause *= 2 {
 		sent := time.Now()
@@ -331,8 +329,8 @@ func (lc *lockConn) broken(err error) bool {
 	return err != nil && (server.Number(err) == 0 || server.Gone(err, lc.c.Conn))
 }
 
-// within is the context for the statement of batch. A context that cannot end
-// costs less, since the driver need not watch it.
+// within returns the context for the statement of batch. A context that cannot end costs less, since the driver need not
+// watch it.
 func (lc *lockConn) within(batch []*request) context.Context {
 	ctx, s := lc.ctx, purpose.Release
 	if t := lc.l.cfg.ReadTimeout; t > 0 && t <= lc.l.limit {
@@ -352,7 +350,7 @@ func (lc *lockConn) ask(ctx context.Context, text string) (string, error) {
 	return lc.answer(sent, rows, err)
 }
 
-// answer is the one value that was returned for the statement that was sent then.
+// answer returns the one value that was returned for the statement that was sent at sent.
 func (lc *lockConn) answer(sent time.Time, rows [][]string, err error) (string, error) {
 	if err != nil {
 		return "", err
@@ -370,7 +368,7 @@ func (lc *lockConn) answer(sent time.Time, rows [][]string, err error) (string, 
 	return rows[0][0], nil
 }
 
-// next lets the next batch go out. The caller holds Locker.mu.
+// next lets the next batch be sent. The caller holds Locker.mu.
 func (lc *lockConn) next() {
 	l := lc.l
 	more := lc.pending.Len() > 0
@@ -387,7 +385,7 @@ func (lc *lockConn) next() {
 	}
 }
 
-// remove lets no further request use k, and gives it up, unless it is in use. The caller holds l.mu.
+// remove lets no more requests use k, and gives k up, unless it is in use. The caller holds l.mu.
 func (l *Locker) remove(k *lockConn, why error) {
 	k.err = why
 	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == k })
@@ -431,9 +429,8 @@ func (lc *lockConn) lose(cause error) {
 	}
 }
 
-// dispose puts the connection back into the pool if it surely holds no lock. Else it
-// closes the connection, and makes the server end it. No one uses it any more. The
-// caller holds Locker.mu.
+// dispose puts the connection back into the pool if it surely holds no lock. Else it closes the connection, and makes the
+// server end it. Nobody uses the connection any more. The caller holds Locker.mu.
 func (lc *lockConn) dispose() {
 	l := lc.l
 	l.running.Go(func() {
@@ -452,7 +449,7 @@ func (lc *lockConn) dispose() {
 	})
 }
 
-// loseIfOverdue loses lc if the server may have ended it by now, or is about to.
+// loseIfOverdue ends the locks of lc if the server may have ended the connection by now, or is about to.
 func (lc *lockConn) loseIfOverdue() {
 	if s := lc.c.Silence(); s >= lc.l.limit {
 		lc.lose(fmt.Errorf("the lock connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), lc.l.ttl))
@@ -479,8 +476,8 @@ func (l *Locker) watch() {
 	}
 }
 
-// check pings or closes the idle lock connections. It returns those that are overdue, in
-// how long to check again, and whether there is anything left to check.
+// check pings or closes the idle lock connections. It returns the connections that are overdue, in how long to check again,
+// and whether there is anything left to check.
 func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
 	next = l.pulse
 	l.mu.Lock()

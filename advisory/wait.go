@@ -11,8 +11,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// wait waits for the lock in the server, on a connection that does nothing else: on k
-// first, unless k is nil. While there is no such connection it polls.
+// wait waits for the lock in the server, on a connection that does nothing else: on k first, unless k is nil. While there is
+// no connection to wait on, it polls.
 func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 	patient, done, err := a.Patient(ctx)
 	if err != nil {
@@ -49,9 +49,8 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 	return nil, context.Cause(open)
 }
 
-// Show acquires a named lock of the server for which no one waits. Other processes can
-// see that it is held, until release. ok is false if it was not acquired, for example
-// because another process holds it.
+// Show acquires a named lock of the server for which nobody waits. Other processes can see that the lock is held, until
+// release. ok is false if the lock was not acquired, for example because another process holds it.
 func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool) {
 	if l.running.Enter() != nil {
 		return nil, false
@@ -77,8 +76,8 @@ func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool
 	}, r.granted
 }
 
-// waitConn returns a connection to wait on. It returns nil if there is none for now:
-// some connections are reserved for requests that do not wait.
+// waitConn returns a connection to wait on; nil if there is none for now, since some connections are reserved for requests
+// that do not wait.
 func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	l := a.Locker
 	l.mu.Lock()
@@ -100,7 +99,7 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	return k
 }
 
-// countPoller counts the attempt as a poller, or ends that.
+// countPoller counts the attempt as a poller, or no longer as one.
 func (a *attempt) countPoller(polls bool) {
 	switch {
 	case polls && !a.polls:
@@ -115,8 +114,7 @@ func (a *attempt) countPoller(polls bool) {
 // Then no waiter should keep its connection for long.
 func (l *Locker) hasPollers() bool { return l.pollers.Load() > 0 }
 
-// spare reports whether one more connection may be used to wait on, beside so many lock
-// connections. The caller holds l.mu.
+// spare reports whether one more connection may be used to wait on, beside so many lock connections. The caller holds l.mu.
 func (l *Locker) spare(lockConns int) bool {
 	return l.waitConns+max(l.enough, lockConns) < l.cfg.Conns.Stat().Max
 }
@@ -127,9 +125,8 @@ func (l *Locker) leaveWaitConn() {
 	l.waitConns--
 }
 
-// waitOn waits on k until the lock is granted; k is then a lock connection. If it
-// returns no lock, k is gone. If it returns no error either, the caller should not wait
-// on another connection at once.
+// waitOn waits on k until the lock is granted; k is then a lock connection. If waitOn returns no lock, it has given k up. If
+// it returns no error either, the caller should not wait on another connection at once.
 func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 	defer a.leaveWaitConn()
 	deadline := a.Start.Add(a.Wait)
@@ -165,7 +162,7 @@ func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 	}
 }
 
-// bound is how long the next statement may wait in the server.
+// bound returns how long the next statement may wait in the server.
 func (a *attempt) bound(deadline time.Time) time.Duration {
 	bound := min(a.ttl, time.Until(deadline)-haste)
 	if bound <= 0 {
@@ -183,15 +180,15 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 	return bound
 }
 
-// waited makes a lock connection of k, on which a wait was granted the lock. contended
-// reports that other processes had the lock, or waited for it.
+// waited makes a lock connection of k, on which a wait was granted the lock. contended says that other processes had the
+// lock, or waited for it.
 func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 	lock := a.lock(k)
 	lock.contended = contended
 	k.c.Unblocked()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	k.busy, k.err = false, nil // it may have been a lock connection before
+	k.busy, k.err = false, nil // k may have been a lock connection before
 	k.holds[lock.name] = lock
 	a.share(k)
 	if k.err != nil {
@@ -200,9 +197,8 @@ func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
 	return lock, nil
 }
 
-// wait waits for the lock in the server. If the connection may have ended since the
-// server sent its answer, wait checks that it still works: the process may have been
-// stopped meanwhile, or the end of ctx has closed the connection.
+// wait waits for the lock in the server. If the connection may have ended since the server sent its answer, wait checks that
+// it still works: the process may have been stopped meanwhile, or the end of ctx has closed the connection.
 func (lc *lockConn) wait(ctx context.Context, name string, since time.Time, bound time.Duration) (answer string, err error) {
 	ctx, cancel := server.Within(ctx, bound+slack)
 	defer cancel()
