@@ -5,38 +5,36 @@
 //
 // # The version
 //
-// The version is the token of the key's row in the lock table. It only grows: by one with
-// each commit of an optimistic unit, with each lease, and with each commit under a row
-// lock that has written something. The last costs a statement, so row locks do it only if
-// the row is marked as versioned. The first optimistic use of a key marks its row.
+// The version is the token of the key's row in the lock table. It only grows: by one with each commit of an optimistic
+// unit, with each lease, and with each commit under a row lock that has written something. A commit under a row lock needs
+// a statement for that, so it raises the version only if the row is marked as versioned. The first optimistic use of a
+// key marks its row.
 //
-// Remember reads the row as it was last committed. What the unit reads after that is at
-// least as new. So everything that the version does not count must be over by then:
+// Remember reads the row as it was last committed. Later reads of the unit are at least as new. So every transaction that
+// the version does not count must be over by then:
 //
-//   - A row that is not marked is marked first. That waits for the holder of a row lock;
-//     later row locks count.
+//   - A row that is not marked is marked first. The marking waits for the holder of a row lock; commits under later row
+//     locks count.
 //   - A lease counts once, when it is granted, but its holder may commit many times. So
 //     Remember waits for the end of a live lease.
-//   - The holder of an expired lease can still be running its last COMMIT. Its fence
-//     holds a shared lock on the row. So Remember first prepares the row of a lease that
-//     was not released, as if it had been released: that waits for the COMMIT.
+//   - The holder of an expired lease can still be running its last COMMIT. Its fence holds a shared lock on the row. So
+//     Remember first prepares the row of a lease that was not released, as if the lease had been released: the
+//     preparation waits for the COMMIT.
 //
 // Marking and preparing also add one to the token. A clean-up may remove the row. The next
 // row of the key begins at or above the old token, and not marked, so no old version is
 // ever a version of the new row.
 //
-// If several servers take writes, or if reads go to replicas, the unit must read from the
-// server that returned the version, or from one that is at least as new. The commit is a
-// write of the key's row. So of several nodes that have compared the same version, the
-// cluster lets one commit; the others fail by the comparison, or with a deadlock.
+// If several servers take writes, or if reads go to replicas, the unit must read from the server that returned the version,
+// or from one that is at least as new. The commit is a write of the key's row. So if several nodes have compared the same
+// version, the cluster lets one of them commit; the others fail by the comparison, or with a deadlock.
 //
 // # The commit
 //
-// In front of COMMIT one statement compares the versions and sets the next ones, and a guard
-// stops the COMMIT unless that has changed all of them. The statement locks the rows without
-// waiting: the transaction has locked the rows that it wrote, and the holder of the key's row
-// may be about to ask for them, which would be a deadlock. So a locked row is a conflict, too,
-// also if the lock is shared.
+// In front of COMMIT one statement compares the versions and sets the next ones, and a guard stops the COMMIT unless the
+// statement has changed all of them. The statement locks the rows without waiting: the transaction has locked the rows that
+// it wrote, and the holder of the key's row may be about to ask for these, so a wait could be a deadlock. So a locked row
+// is a conflict, too, also if the lock is shared.
 //
 // Versions in your own tables need none of this: see [Changed].
 package optimistic
@@ -75,17 +73,15 @@ type Locker struct {
 	turn chan struct{} // holds a token while a connection of Control waits for a row; the others never wait
 }
 
-// New returns a Locker on a table that exists. cfg.TTL is also the longest wait for the server's
-// answer at a commit.
+// New returns a Locker on a table that exists. cfg.TTL is also the longest wait for the server's answer at a commit.
 func New(cfg strategy.Config) *Locker {
 	return &Locker{cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
-// Traits of versions, for those who choose among strategies.
+// Traits are the traits of versions.
 var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 
-// Take remembers the versions of the resources, in one statement. Those that were given
-// are not read.
+// Take remembers the versions of the resources, in one statement. It does not read versions that the caller has given.
 func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
 	versions = make([]strategy.Grant, len(r.Resources))
 	ask := Request{Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends}
@@ -158,9 +154,8 @@ func (v *Version) Err() error { return nil }
 // Release returns nil: nothing is held.
 func (v *Version) Release() error { return nil }
 
-// Verify looks whether the node that conn leads to has applied the version: another node
-// may have told of it. On one server there is nothing to ask. The transaction shows what
-// it read here from then on, or what is newer.
+// Verify looks whether the node that conn leads to has applied the version, which another node may have told. On one server
+// there is nothing to ask. From then on the transaction shows the state that it has read here, or a newer one.
 func (v *Version) Verify(ctx context.Context, conn driver.Conn) error {
 	if v.l.cfg.Info.Topology == "" {
 		return nil
@@ -182,8 +177,8 @@ func (v *Version) Verify(ctx context.Context, conn driver.Conn) error {
 // Next returns the version that a commit has set.
 func (v *Version) Next() strategy.Grant { return v.l.Given(v.key, v.number+1) }
 
-// Moved reads the version as it was last committed, on a connection of our own: the caller's
-// may show an older one.
+// Moved reads the version as it was last committed, on one of the driver's own connections: the caller's connection may
+// show an older version.
 func (v *Version) Moved(ctx context.Context) (bool, error) {
 	ctx, cancel := server.Within(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
 	defer cancel()
@@ -197,13 +192,13 @@ func (v *Version) Moved(ctx context.Context) (bool, error) {
 type Request struct {
 	Keys    []string         // sorted and unique
 	Wait    time.Duration    // 0 fails at once
-	Waiting strategy.Waiting // nil for nobody to ask
+	Waiting strategy.Waiting // called before each wait; nil for none
 	Lends   *strategy.Lender // the connection to read on; nil for none
 }
 
-// Remember returns the versions of the keys, in their order. If it need not wait, it runs one
-// plain SELECT: on the connection that the caller lends, where a transaction may be open then, with
-// the snapshot of the SELECT; or on one of its own. After an error nothing is held.
+// Remember returns the versions of the keys, in their order. If it need not wait, it runs one plain SELECT: on the connection
+// that the caller lends, or on one of the driver's own. On a lent connection a transaction may be open then, with the
+// snapshot of that SELECT. After an error nothing is held.
 func (l *Locker) Remember(ctx context.Context, r Request) ([]*Version, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyOptimistic, r.Keys...)
 	a := &attempt{
@@ -264,7 +259,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 	}
 }
 
-// versions are those of the states.
+// versions returns the versions of the keys in states.
 func (l *Locker) versions(states []state) []*Version {
 	versions := make([]*Version, len(states))
 	for i, s := range states {
@@ -278,12 +273,12 @@ type state struct {
 	key       string
 	token     uint64
 	prepared  bool          // every commit under the key changes the version
-	remaining time.Duration // the remaining time of its lease; 0 without a live one
+	remaining time.Duration // the remaining time of the key's lease; 0 without a live one
 	owner     string        // of the lease
 }
 
-// readLent returns the states of the keys if the caller lends a connection to read them on, and there is
-// nothing to wait for. Else it returns nil: the connection has been given back, without a transaction.
+// readLent returns the states of the keys if the caller lends a connection to read them on, and there is nothing to wait
+// for. Else it returns nil, and has given the connection back, without a transaction.
 func (a *attempt) readLent(ctx context.Context) []state {
 	if a.r.Lends == nil {
 		return nil
@@ -320,7 +315,7 @@ func (a *attempt) read(ctx context.Context) ([]state, error) {
 	return a.states(rows, began)
 }
 
-// states reads the answer to readSQL, which was sent at began.
+// states reads the answer to readSQL, which was sent at the time began.
 func (a *attempt) states(rows [][]string, began time.Time) (states []state, err error) {
 	found := make(map[string]state)
 	for _, row := range rows {
@@ -340,7 +335,7 @@ func (a *attempt) states(rows [][]string, began time.Time) (states []state, err 
 	return states, nil
 }
 
-// rows returns the answer of readSQL on a connection of our own.
+// rows returns the answer of readSQL on one of the driver's own connections.
 func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	text := a.readSQL(a.r.Keys)
 	err = a.control(ctx, func(c *pool.Conn) (err error) {
@@ -355,7 +350,7 @@ func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
 	return rows, err
 }
 
-// newState reads a row of the answer to a statement that was sent at began.
+// newState reads a row of the answer to a statement that was sent at the time began.
 func newState(row []string, began time.Time) (s state, err error) {
 	s = state{key: row[1], prepared: row[3] == "1", owner: row[5]}
 	if s.token, err = strconv.ParseUint(row[2], 10, 64); err != nil {
@@ -367,12 +362,12 @@ func newState(row []string, began time.Time) (s state, err error) {
 	return s, nil
 }
 
-// untrusted reports that a row, read on the caller's connection, must be read again on one
-// of our own: it may not be committed, or it has a lease, whose remaining time depends on
-// the session's clock, which the application may have set.
+// untrusted reports whether a row that was read on the caller's connection must be read again on one of the driver's own.
+// The row may not be committed. Or it has a lease, whose remaining time depends on the session's clock, which the
+// application may have set.
 func untrusted(row []string) bool { return row[0] == readUncommitted || row[5] != "" }
 
-// control runs f with a control connection.
+// control runs f on a control connection.
 func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	c, err := l.cfg.Control.Acquire(ctx)
 	if err == nil {
@@ -382,15 +377,14 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 	return server.OfControl(err)
 }
 
-// prepareRow marks key's row as versioned, and removes an expired lease from it. After nil the
-// row must be read again.
+// prepareRow marks key's row as versioned, and removes an expired lease from it. If it succeeds, the row must be read again.
 func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	err := a.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.prepareRowSQL(key, " NOWAIT")) })
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
 	a.Heard.Store(true)
-	a.HeldBy = nil // it is not the holder of a lease
+	a.HeldBy = nil // whoever has locked the row is not the holder of the lease
 	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return err
@@ -406,7 +400,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	}
 	err = a.control(ctx, func(c *pool.Conn) error {
 		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
-		// The server's own limit ends what is not killed; preparing the row does no harm at any time.
+		// The server's own limit ends a statement that is not killed. To prepare the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
 			return server.Exec(own, c.Conn, pool.Marked(w.Mark)+a.prepareRowSQL(key, ""))
 		})
@@ -415,7 +409,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case server.Interrupted(err) || server.Deadlock(err): // by the server's own limit: read again
+	case server.Interrupted(err) || server.Deadlock(err): // the server's own limit has ended the statement: read again
 		return nil
 	}
 	return err
@@ -430,7 +424,7 @@ func distinct(versions []*Version) []*Version {
 
 var errOtherVersion = errors.New("the key has another version: another unit of work has committed under it")
 
-// conflict is err with which a commit with versions was refused, or not answered.
+// conflict returns the error of a commit with versions that was refused, or not answered, because of err.
 func conflict(versions []*Version, err error) error {
 	if server.Stopped(err) {
 		err = errOtherVersion
