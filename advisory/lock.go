@@ -119,15 +119,15 @@ func (l *Lock) end() error {
 
 // takeHandoff makes the attempt the holder of a lock that was handed over. It returns nil if
 // the lock's connection was lost meanwhile.
-func (a *attempt) takeHandoff(from *Lock) *Lock {
-	lock := a.lock(from.conn)
-	lock.since, lock.handed, lock.contended, lock.alone = from.since, from.handed+1, from.contended, from.alone
+func (a *attempt) takeHandoff(giver *Lock) *Lock {
+	lock := a.lock(giver.conn)
+	lock.since, lock.handed, lock.contended, lock.alone = giver.since, giver.handed+1, giver.contended, giver.alone
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if from.conn.err != nil {
+	if giver.conn.err != nil {
 		return nil
 	}
-	from.conn.holds[lock.name] = lock
+	giver.conn.holds[lock.name] = lock
 	return lock
 }
 

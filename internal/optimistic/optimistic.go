@@ -85,16 +85,16 @@ var Traits = strategy.Traits{Name: hint.StrategyOptimistic, Table: true}
 func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strategy.Grant, err error) {
 	versions = make([]strategy.Grant, len(r.Resources))
 	ask := Request{Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends}
-	var at []int
+	var unread []int
 	for i, p := range r.Resources {
 		if p.Version != 0 {
 			versions[i] = l.Given(p.Row, p.Version)
 			continue
 		}
-		at = append(at, i)
+		unread = append(unread, i)
 		ask.Keys = append(ask.Keys, p.Row)
 	}
-	if len(at) == 0 {
+	if len(unread) == 0 {
 		return versions, nil
 	}
 	remembered, err := l.Remember(ctx, ask)
@@ -102,7 +102,7 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strat
 		return nil, err
 	}
 	for i, v := range remembered {
-		versions[at[i]] = v
+		versions[unread[i]] = v
 	}
 	return versions, nil
 }
