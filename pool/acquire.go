@@ -13,13 +13,13 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// As says who asks for a connection.
+// As describes the caller that asks for a connection.
 type As struct {
-	Urgent   bool          // others wait for what it holds: it goes first
-	Waits    bool          // it is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
-	Beside   bool          // it has a connection of database/sql, which bounds how many there are of its kind: Config.Max does not
-	Prefer   *Conn         // is taken if it is idle and no caller queues; nil is none
-	Patience time.Duration // how long it queues while nobody before it is served, and at least waits for one to be opened; 0 is for ever
+	Urgent   bool          // others wait for what the caller holds: it goes first
+	Waits    bool          // the caller is about to wait in the server for a lock, until [Conn.Unblocked]; ignored if it is urgent
+	Beside   bool          // the caller has a connection of database/sql: that bounds such callers, and Config.Max does not
+	Prefer   *Conn         // the connection to take if it is idle and no caller queues; nil for none
+	Patience time.Duration // how long the caller queues while nobody before it is served, and waits for an opening at least; 0 for ever
 }
 
 func (a As) rank() rank {
@@ -32,15 +32,13 @@ func (a As) rank() rank {
 	return ordinary
 }
 
-// Acquire returns a connection that was alive a moment ago, and its turn. It waits for one
-// until ctx ends. Release or Destroy the connection. After Close, Acquire returns
-// lockerr.ErrClosed.
+// Acquire returns a connection that was alive a moment ago, and its turn. It waits for a connection until ctx ends. The
+// caller must call Release or Destroy on the connection. After Close, Acquire returns lockerr.ErrClosed.
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) { return p.AcquireAs(ctx, As{}) }
 
-// AcquireAs is Acquire for a caller of some kind. If its patience, or ctx, ends the wait, the error
-// matches lockerr.ErrExhausted if all connections are in use, and lockerr.ErrNoAnswer if one was
-// being opened; and the cause of ctx. To callers without a patience a bare pool returns
-// ctx.Err(), as the plain driver does.
+// AcquireAs is Acquire for the caller that as describes. If the caller's patience, or ctx, ends the wait, the error matches
+// lockerr.ErrExhausted if all connections are in use, and lockerr.ErrNoAnswer if a connection was being opened; and it
+// matches the cause of ctx. A bare pool returns ctx.Err() to callers without a patience, as the plain driver does.
 func (p *Pool) AcquireAs(ctx context.Context, as As) (c *Conn, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -77,8 +75,7 @@ func (p *Pool) AcquireAs(ctx context.Context, as As) (c *Conn, err error) {
 	return c, nil
 }
 
-// acquireIdle returns an idle connection, preferred if that is one, if nobody queues; nil
-// otherwise.
+// acquireIdle returns an idle connection if nobody queues, and the preferred one if that is idle; nil otherwise.
 func (p *Pool) acquireIdle(as As) *Conn {
 	r, preferred := as.rank(), as.Prefer
 	b := p.budget
@@ -101,8 +98,8 @@ func (p *Pool) acquireIdle(as As) *Conn {
 	return p.lastIdle()
 }
 
-// lastIdle takes out the idle connection that was used last. The caller holds the
-// budget's mutex.
+// lastIdle removes the idle connection that was used last from the idle ones, and returns it. The caller holds the budget's
+// mutex.
 func (p *Pool) lastIdle() *Conn {
 	last := len(p.idle) - 1
 	c := p.idle[last]
@@ -113,13 +110,13 @@ func (p *Pool) lastIdle() *Conn {
 
 // usable reports whether an idle connection can be used.
 func (p *Pool) usable(ctx context.Context, c *Conn) bool {
-	if p.cfg.Bare { // as database/sql does
+	if p.cfg.Bare { // database/sql does the same
 		return !errors.Is(basedriver.Reset(ctx, c.Conn), driver.ErrBadConn) && c.Valid()
 	}
 	return c.Silence() < p.cfg.Idle && c.Fresh(ctx)
 }
 
-// queueUp returns an idle connection, or nil for a permit with which to open one.
+// queueUp waits in the queue. It returns an idle connection, or nil for a permit with which to open a connection.
 func (p *Pool) queueUp(ctx context.Context, as As) (*Conn, error) {
 	b, r, patience := p.budget, as.rank(), as.Patience
 	b.mu.Lock()
@@ -143,7 +140,7 @@ func (p *Pool) queueUp(ctx context.Context, as As) (*Conn, error) {
 	default:
 	}
 	var timer *time.Timer
-	var over <-chan time.Time // never, for who is patient for ever
+	var over <-chan time.Time // nil, so never, for a caller without a patience
 	if patience > 0 {
 		timer = time.NewTimer(patience)
 		defer timer.Stop()
@@ -170,7 +167,7 @@ func (p *Pool) queueUp(ctx context.Context, as As) (*Conn, error) {
 		b.queued--
 		p.acquired--
 		p.waitTime += time.Since(a.start)
-	} else { // served at the same moment
+	} else { // the caller was served at the same moment
 		p.uncount(as)
 		b.serve()
 		go p.returnLate(a)
@@ -181,8 +178,7 @@ func (p *Pool) queueUp(ctx context.Context, as As) (*Conn, error) {
 	return nil, p.exhausted(context.Cause(ctx))
 }
 
-// stuckFor is for how long a has queued without moving up: nobody who came before it or goes
-// first was served.
+// stuckFor returns for how long a has queued without moving up: nobody was served who came before it or goes first.
 func (p *Pool) stuckFor(a *asker) time.Duration {
 	b := p.budget
 	b.mu.Lock()
@@ -198,7 +194,7 @@ func (p *Pool) stuckFor(a *asker) time.Duration {
 	return time.Since(moved)
 }
 
-// returnLate gives back what a caller gets that has gone.
+// returnLate gives back the connection or permit of a caller that has gone.
 func (p *Pool) returnLate(a *asker) {
 	if c := <-a.got; c != nil {
 		p.put(c)
@@ -210,8 +206,7 @@ func (p *Pool) returnLate(a *asker) {
 	p.budget.serve()
 }
 
-// stopped returns the error of a caller that has been stopped, and has not waited for too long; nil
-// for another one.
+// stopped returns the error of a caller that was stopped before it had waited for too long; nil for any other caller.
 func (p *Pool) stopped(ctx context.Context) error {
 	if p.ctx.Err() != nil {
 		return lockerr.ErrClosed
@@ -222,9 +217,9 @@ func (p *Pool) stopped(ctx context.Context) error {
 	return nil
 }
 
-// exhausted is the error of a caller that waits no longer for a connection, since all are in use
-// that there may be; ended says why its context has ended, and is nil if its patience is over. They
-// may be held by callers that need one more each. The caller holds the budget's mutex.
+// exhausted returns the error of a caller that gives up waiting, since all connections are in use that there may be. ended is
+// why its context has ended; nil if its patience is over. The connections may be held by callers that need one more each.
+// The caller holds the budget's mutex.
 func (p *Pool) exhausted(ended error) error {
 	var err error
 	if b := p.budget; p.bounded && (p.cfg.Bare || p.limited() < p.cfg.Max) {
@@ -245,8 +240,7 @@ func (p *Pool) exhausted(ended error) error {
 	return lockerr.With(lockerr.ErrExhausted, err)
 }
 
-// Exhausted returns an error that says which bound keeps a caller from a connection now; nil if none
-// does.
+// Exhausted returns which bound keeps a caller from a connection now; nil if none does.
 func (p *Pool) Exhausted() error {
 	if p.Ready() {
 		return nil
@@ -256,7 +250,7 @@ func (p *Pool) Exhausted() error {
 	return p.exhausted(nil)
 }
 
-// put puts a connection back that can be used again, or closes it if the pool is closed.
+// put puts a connection back that can be used again. If the pool is closed, it closes the connection.
 func (p *Pool) put(c *Conn) {
 	b := p.budget
 	b.mu.Lock()
@@ -285,7 +279,7 @@ func (p *Pool) discard(c *Conn) {
 	}()
 }
 
-// uncount takes back what a caller was counted for that gets no connection. The caller holds the budget's mutex.
+// uncount takes back what a caller was counted for that gets no connection. The caller of uncount holds the budget's mutex.
 func (p *Pool) uncount(as As) {
 	if as.rank() == blocking {
 		p.unblock()

@@ -9,58 +9,55 @@ import (
 	"github.com/mysqllock/mysqllock/internal/socket"
 )
 
-// Budget is the most connections that several pools have together. A caller that finds
-// no permit left gets that of an idle connection of another pool, which is closed;
-// otherwise it queues.
+// Budget is the most connections that several pools have together. If no permit is left, a caller gets the permit of an idle
+// connection of another pool, which is closed for that; otherwise the caller queues.
 //
-// Callers that hold a lock for which others of the process wait go first, but for every
-// third place. Among the rest it is first come, first served, with two exceptions: callers
-// that wait in the server leave a quarter of the permits to the others, and two at least, and a connection that
-// is released stays with its pool if that has a caller, unless the budget has not changed
-// hands for a moment.
+// Callers that hold a lock for which others of the process wait go first, but for every third place. All others are served
+// first come, first served, with two exceptions. Callers that wait in the server leave a quarter of the permits to the others,
+// and two at least. And a connection that is released stays with its pool if that has a caller, unless the budget has not
+// moved a permit from pool to pool for a moment.
 //
-// Some permits are kept: for pools with Config.Control as many as are reserved, and one for
-// each pool with Config.Keeps. Other pools have no connection in use on them: see allows.
+// Some permits are kept: for pools with Config.Control as many as are reserved, and one for each pool with Config.Keeps. Other
+// pools have no connection in use on these permits: see allows.
 type Budget struct {
-	killer *socket.Killer // nil if nobody kills what was abandoned; set before the first connection
+	killer *socket.Killer // kills abandoned statements; nil if nobody does; set before the first connection
 
 	max      int
 	reserved int // permits for pools with Config.Control
 	keeping  int // pools with Config.Keeps, also if they are not made yet
 	blockMax int // how many connections may wait in the server at a time
 
-	mu       sync.Mutex // guards what follows, and the fields of the pools that say so
+	mu       sync.Mutex // guards the fields below, and the fields of the pools that say so
 	open     int        // permits taken: connections, with those being opened and closed
-	controls int        // of them in pools with Config.Control
+	controls int        // those of open that are in pools with Config.Control
 	blocked  int        // connections of callers that wait in the server
 	pools    []*Pool
 	queued   int       // callers in all queues
 	inARow   int       // urgent callers that were served since the last other one
-	arrivals uint64    // numbers the callers in the order of their arrival
-	turned   time.Time // when a pool lost a connection that it had a caller for
+	arrivals uint64    // how many callers have come; numbers them in their order
+	turned   time.Time // when a pool last lost a connection for which it had a caller
 }
 
-// share is how many urgent callers go before one of the others.
+// share is how many urgent callers go before one other caller.
 const share = 2
 
 // turnover is how often a pool loses a connection for which it has a caller itself.
 const turnover = 10 * time.Millisecond
 
-// NewBudget returns a budget of maxConns connections: reserved are for pools with
-// Config.Control only, and one for each of keeping pools with Config.Keeps.
+// NewBudget returns a budget of maxConns connections. reserved of them are for pools with Config.Control only, and one is kept for
+// each of keeping pools with Config.Keeps.
 func NewBudget(maxConns, reserved, keeping int) *Budget {
 	usable := maxConns - reserved - keeping
-	// A caller that holds a lock and a connection may wait, too, for one that holds a lock and needs a
-	// connection: so two are left, if there are so many.
+	// A caller that holds a lock and a connection may wait for another caller that holds a lock and needs a connection: so two
+	// are left, if there are so many.
 	return &Budget{max: maxConns, reserved: reserved, keeping: keeping, blockMax: max(1, min(usable*3/4, usable-2))}
 }
 
-// Max is the most connections.
+// Max returns the most connections.
 func (b *Budget) Max() int { return b.max }
 
-// KillClosed has the connections of the budget killed that are closed while the server is
-// busy with their statements. cfg is for the pool, of one connection, that is opened when there
-// is something to kill. stop kills what has gathered, and closes the pool.
+// KillClosed kills connections of the budget that are closed while the server is busy with their statements. cfg is for the pool,
+// of one connection, that is opened when there is something to kill. stop kills what has gathered, and closes that pool.
 func (b *Budget) KillClosed(cfg Config) (stop func()) {
 	cfg.Budget, cfg.Max, cfg.Control = b, 1, true
 	p := New(cfg)
@@ -76,7 +73,7 @@ func (b *Budget) KillClosed(cfg Config) (stop func()) {
 	}
 }
 
-// serve gives what there is to those who queue. The caller holds b.mu.
+// serve gives connections and permits to the callers that queue, as far as there are any. The caller holds b.mu.
 func (b *Budget) serve() {
 	for b.queued > 0 {
 		served := b.inARow >= share && b.serveNext(ordinary, blocking) ||
@@ -87,8 +84,8 @@ func (b *Budget) serve() {
 	}
 }
 
-// serveNext serves the first caller of the ranks from and to that can be. The caller holds
-// b.mu.
+// serveNext serves the first caller that can be served, of the ranks from, to and between. It reports whether there was one.
+// The caller holds b.mu.
 func (b *Budget) serveNext(from, to rank) bool {
 	for after := uint64(0); ; {
 		var next *asker
@@ -110,8 +107,8 @@ func (b *Budget) serveNext(from, to rank) bool {
 	}
 }
 
-// nextAsker returns the first caller of rank r that Config.Max allows a connection; nil if there is none. The caller holds the
-// budget's mutex.
+// nextAsker returns the first caller of rank r that may have a connection by Config.Max; nil if there is none. The caller of
+// nextAsker holds the budget's mutex.
 func (p *Pool) nextAsker(r rank) *asker {
 	queue := &p.queue[r]
 	if p.mayHave(false) {
@@ -151,21 +148,21 @@ func (p *Pool) serveCaller(a *asker) bool {
 	c.pool.dropPermit()
 	p.takePermit()
 	p.dequeue(a)
-	go func() { // the permit is free when the connection is closed, and not before
+	go func() { // the permit is free only when the connection is closed
 		c.end()
 		a.got <- nil
 	}()
 	return true
 }
 
-// limited counts the permits that Config.Max limits. The caller holds the budget's mutex.
+// limited returns how many permits count for Config.Max. The caller holds the budget's mutex.
 func (p *Pool) limited() int { return p.permits - len(p.idle) - p.beside }
 
-// mayHave reports whether Config.Max allows one more connection in use, for a caller that is beside or
-// not. The caller holds the budget's mutex.
+// mayHave reports whether Config.Max allows one more connection in use; beside says that the caller is As.Beside. The caller
+// holds the budget's mutex.
 func (p *Pool) mayHave(beside bool) bool { return beside || p.limited() < p.cfg.Max }
 
-// dequeue takes a caller that is served out of the queue.
+// dequeue removes a caller that is served from the queue.
 func (p *Pool) dequeue(a *asker) {
 	now := time.Now()
 	if a.beside {
@@ -189,8 +186,8 @@ func (p *Pool) dequeue(a *asker) {
 	p.budget.inARow = 0
 }
 
-// counts returns the number of connections in use, those of them in pools with Config.Control, and the permits
-// that are kept for pools which do not use them now. The caller holds b.mu.
+// counts returns the number of connections in use, how many of them are in pools with Config.Control, and how many permits are
+// kept for pools that do not use them now. The caller holds b.mu.
 func (b *Budget) counts() (inUse, controls, kept int) {
 	inUse, controls, kept = b.open, b.controls, b.keeping
 	for _, p := range b.pools {
@@ -205,9 +202,9 @@ func (b *Budget) counts() (inUse, controls, kept int) {
 	return inUse, controls, kept + max(0, b.reserved-controls)
 }
 
-// usesKept reports whether the pool uses the permit that is kept for it: it has a connection in use
-// that does not wait in the server. The user of such a one may wait for another that needs the
-// permit. The caller holds the budget's mutex.
+// usesKept reports whether the pool uses the permit that is kept for it: it has a connection in use that does not wait in the
+// server. The user of a connection that waits in the server may wait for a caller that needs the permit. The caller holds the
+// budget's mutex.
 func (p *Pool) usesKept() bool { return p.permits-len(p.idle) > p.blocked }
 
 // allows reports whether p may have one more connection in use, for a caller of rank r. The
@@ -223,31 +220,30 @@ func (b *Budget) allows(p *Pool, r rank) bool {
 	return inUse+kept < b.max
 }
 
-// mayOpen reports whether p may open a connection beside all that are open. Reserved permits have no
-// idle connections of others on them: what is to be killed cannot wait until one has ended. The
-// caller holds b.mu.
+// mayOpen reports whether p may open a connection beside all that are open. Reserved permits are not taken by idle connections of
+// other pools, since a KILL cannot wait until such a connection has ended. The caller holds b.mu.
 func (b *Budget) mayOpen(p *Pool) bool {
 	return b.open < b.max && (p.cfg.Control || b.open-b.controls < b.max-b.reserved)
 }
 
-// Shortage tells why a caller finds no permit: how many connections are in use, how many
-// of these wait in the server, and how many permits are not for every pool: those that are
-// reserved, in use or not, and those that are kept for pools which do not use them now.
+// Shortage tells why a caller finds no permit: how many connections are in use, how many of these wait in the server, and how many
+// permits are not for every pool. The last are the reserved permits, in use or not, and the permits kept for pools that do not
+// use them now.
 func (b *Budget) Shortage() (inUse, blocked, reserved int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.shortage()
 }
 
-// shortage is Shortage. The caller holds b.mu.
+// shortage is Shortage for a caller that holds b.mu.
 func (b *Budget) shortage() (inUse, blocked, reserved int) {
 	inUse, controls, kept := b.counts()
 	controls = min(controls, b.reserved)
 	return inUse - controls, b.blocked, kept + controls
 }
 
-// victim takes the connection out of another pool that has been idle for the longest
-// time, for a caller of p; nil if there is none. The caller holds b.mu.
+// victim removes from another pool the connection that has been idle for the longest time, and returns it, for a caller of p;
+// nil if there is none. The caller holds b.mu.
 func (b *Budget) victim(p *Pool, r rank) *Conn {
 	var of *Pool
 	for _, other := range b.pools {
@@ -270,8 +266,7 @@ func (b *Budget) victim(p *Pool, r rank) *Conn {
 	return c
 }
 
-// wanted reports whether a caller queues that could have an idle connection of p. The
-// caller holds the budget's mutex.
+// wanted reports whether a caller queues that could have an idle connection of p. The caller of wanted holds the budget's mutex.
 func (p *Pool) wanted() bool {
 	return p.queue[urgent].n+p.queue[ordinary].n > 0 ||
 		p.queue[blocking].n > 0 && p.budget.blocked < p.budget.blockMax
@@ -314,8 +309,8 @@ func (p *Pool) uncountBeside() {
 	p.checkEmpty()
 }
 
-// checkEmpty ends the wait of Close if the pool is closed, and has nothing but connections that are beside
-// those of database/sql, which closes when it has done with them. The caller holds the budget's mutex.
+// checkEmpty ends the wait of Close if the pool is closed and has no connection left but those beside connections of
+// database/sql: that closes them when it has done with them. The caller holds the budget's mutex.
 func (p *Pool) checkEmpty() {
 	if p.closed && p.permits == p.beside && p.empty != nil {
 		close(p.empty)

@@ -15,34 +15,32 @@ import (
 	"github.com/mysqllock/mysqllock/internal/socket"
 )
 
-// Conn is a driver connection whose users take turns, that can be kept alive, and that
-// knows its id on the server. It comes from [Pool.Acquire], or from [Adopt] for a
-// connection that belongs to database/sql.
+// Conn is a driver connection whose users take turns. It can be kept alive, and knows its id on the server. It comes from
+// [Pool.Acquire], or from [Adopt] for a connection that belongs to database/sql.
 type Conn struct {
 	driver.Conn
 
-	pool *Pool         // nil for one that belongs to database/sql
+	pool *Pool         // nil for a connection that belongs to database/sql
 	turn chan struct{} // holds a token while the connection is in use
 
 	id       uint64               // the server's id, 0 until known; guarded by the turn
-	node     string               // which server it leads to, as [server.Node] says, "" until known; guarded by the turn
-	tainted  bool                 // has session state that must not reach the next user; guarded by the turn
-	prepared map[string]*prepared // by their texts; guarded by the turn
-	opened   time.Time            // when it was opened, or adopted
-	trip     time.Duration        // how long the statement took that identified it
-	several  bool                 // it takes several statements in a text
-	State    any                  // what its user keeps with it, from one Acquire to the next; guarded by the turn
-	sockets  *socket.Group        // of a pooled one
-	contact  atomic.Int64         // when the server last answered, or was sent what it has answered, since epoch
-	since    time.Time            // when it was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
-	blocks   atomic.Bool          // its caller may be waiting in the server, and is counted for that
-	beside   bool                 // its caller has asked for it with As.Beside; guarded by the turn
+	node     string               // the server it leads to, as [server.Node] says, "" until known; guarded by the turn
+	tainted  bool                 // the connection has session state that must not reach the next user; guarded by the turn
+	prepared map[string]*prepared // by text; guarded by the turn
+	opened   time.Time            // when the connection was opened, or adopted
+	trip     time.Duration        // how long the statement took that identified the connection
+	several  bool                 // the server takes several statements in a text on this connection
+	State    any                  // what users keep with the connection from one Acquire to the next; guarded by the turn
+	sockets  *socket.Group        // of a connection of a pool
+	contact  atomic.Int64         // when the server last answered, or when the statement was sent that it answered; since epoch
+	since    time.Time            // when the connection was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
+	blocks   atomic.Bool          // the user may be waiting in the server, and is counted for that
+	beside   bool                 // the user has asked for the connection with As.Beside; guarded by the turn
 }
 
 var epoch = time.Now() // carries the monotonic clock
 
-// Adopt makes a Conn of a connection that belongs to another owner. Do not call Release
-// or Destroy on it.
+// Adopt makes a Conn of a connection that belongs to another owner. Do not call Release or Destroy on the Conn.
 func Adopt(conn driver.Conn) *Conn { return newConn(conn, nil) }
 
 func newConn(conn driver.Conn, of *Pool) *Conn {
@@ -51,13 +49,13 @@ func newConn(conn driver.Conn, of *Pool) *Conn {
 	return c
 }
 
-// Close closes the connection. The error is nil, also where the base driver panics in it.
+// Close closes the connection. The error is nil, even if the base driver panics.
 func (c *Conn) Close() error {
 	basedriver.Close(c.Conn)
 	return nil
 }
 
-// end closes the connection, and waits until it has ended, on the server, too.
+// end closes the connection, and waits until it has ended on the server, too.
 func (c *Conn) end() {
 	_ = c.Close()
 	c.sockets.Wait()
@@ -91,25 +89,22 @@ func (c *Conn) TryTurn() bool {
 // EndTurn ends the caller's turn.
 func (c *Conn) EndTurn() { <-c.turn }
 
-// Touch notes that the server has just answered. The server counts the connection as idle
-// from then on.
+// Touch notes that the server has just answered. From then on the server counts the connection as idle.
 func (c *Conn) Touch() { c.Answered(time.Now()) }
 
-// Answered is Touch by the time when that was sent which the server has answered: this process may
-// have been stopped since the answer came.
+// Answered is Touch for an answer to a statement that was sent at sent: this process may have been stopped since the answer came.
 func (c *Conn) Answered(sent time.Time) { c.contact.Store(int64(sent.Sub(epoch))) }
 
-// Silence is the time since Touch, or since what Answered was told. It counts by the monotonic clock,
-// so a process that was stopped sees the pause.
+// Silence returns the time since Touch, or since the time that Answered was given. It counts by the monotonic clock, so a process
+// that was stopped sees the pause.
 func (c *Conn) Silence() time.Duration {
 	return time.Since(epoch) - time.Duration(c.contact.Load())
 }
 
-// Taint marks the connection: Release closes it instead of pooling it.
+// Taint marks the connection: Release will close it in place of pooling it.
 func (c *Conn) Taint() { c.tainted = true }
 
-// ID returns the server's id of the connection, and asks for it as Identify does if it is not
-// known.
+// ID returns the server's id of the connection. If that is not known, ID asks for it as Identify does.
 func (c *Conn) ID(ctx context.Context) (id uint64, err error) {
 	if c.id == 0 {
 		err = c.Identify(ctx)
@@ -117,14 +112,13 @@ func (c *Conn) ID(ctx context.Context) (id uint64, err error) {
 	return c.id, err
 }
 
-// KnownID is ID without a statement: 0 if the id is not known yet.
+// KnownID returns the server's id without a statement; 0 if the id is not known yet.
 func (c *Conn) KnownID() uint64 { return c.id }
 
-// Node is which server the connection leads to, as [server.Node] says; "" if it is not known yet.
+// Node returns the server that the connection leads to, as [server.Node] says; "" if that is not known yet.
 func (c *Conn) Node() string { return c.node }
 
-// SetID notes the id that another statement has returned. With another id than before the
-// connection may lead to another server.
+// SetID notes the id that a statement has returned. If it is another id than before, the connection may lead to another server.
 func (c *Conn) SetID(text string) error {
 	id, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
@@ -136,9 +130,9 @@ func (c *Conn) SetID(text string) error {
 	return nil
 }
 
-// Identify sees to it that KillConnection and KillAdopted find the connection: it asks for the id
-// and the server the first time, with AnswerTime for the answer. The statement reads no table, so it
-// opens no snapshot in a transaction. The caller has the turn.
+// Identify makes sure that KillConnection and KillAdopted find the connection: the first time it asks for the id and the server,
+// with AnswerTime for the answer. The statement reads no table, so it opens no snapshot in a transaction. The caller has the
+// turn.
 func (c *Conn) Identify(ctx context.Context) error {
 	if c.identified() {
 		return nil
@@ -149,8 +143,7 @@ func (c *Conn) Identify(ctx context.Context) error {
 	return err
 }
 
-// Found has the settings of a new connection: those of its DSN, of the server's defaults
-// and of init_connect.
+// Found has the settings with which a connection begins: by its DSN, the server's defaults and init_connect.
 type Found struct {
 	Autocommit     bool
 	CompletionType string // NO_CHAIN, CHAIN or RELEASE
@@ -203,8 +196,8 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 // Valid reports whether the connection can still be used, as far as the driver knows.
 func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
 
-// Own reports whether the connection is go-sql-driver's own, not one that is wrapped around it:
-// then Fresh sends nothing, and may be called in a transaction.
+// Own reports whether the connection is go-sql-driver's own, without another one wrapped around it. Then Fresh sends nothing,
+// and may be called in a transaction.
 func (c *Conn) Own() bool {
 	t := reflect.TypeOf(c.Conn)
 	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "github.com/go-sql-driver/mysql"
@@ -219,13 +212,12 @@ func (c *Conn) Fresh(ctx context.Context) bool {
 // Clean reports whether the connection can be given to another user.
 func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
 
-// Block says that the connection's user is about to wait for a lock, until [Conn.Unblocked].
-// It is false if the users of enough connections do: then the user has to release this one, and to
-// ask for another, with [As.Waits].
+// Block notes that the connection's user is about to wait for a lock, until [Conn.Unblocked]. It returns false if the users of
+// enough connections wait: then the user has to release this connection, and to ask for another one with [As.Waits].
 func (c *Conn) Block() bool { return c.block(false) }
 
-// BlockHolding is Block for a user that holds a lock on the connection: it waits however many do,
-// and counts, so that fewer callers wait that hold nothing.
+// BlockHolding is Block for a user that holds a lock on the connection. That user may wait however many others do. It counts, so
+// fewer callers may wait that hold nothing.
 func (c *Conn) BlockHolding() { c.block(true) }
 
 func (c *Conn) block(holds bool) bool {
@@ -243,7 +235,7 @@ func (c *Conn) block(holds bool) bool {
 	return true
 }
 
-// Unblocked says that the connection's user does not wait in the server any more.
+// Unblocked notes that the connection's user does not wait in the server any more.
 func (c *Conn) Unblocked() {
 	if c.pool == nil || !c.blocks.Swap(false) {
 		return
@@ -255,7 +247,7 @@ func (c *Conn) Unblocked() {
 	b.serve()
 }
 
-// Wanted reports whether somebody queues for a connection of the pool, or of its budget.
+// Wanted reports whether a caller queues for a connection of the pool, or of its budget.
 func (c *Conn) Wanted() bool {
 	if c.pool == nil {
 		return false
@@ -266,8 +258,8 @@ func (c *Conn) Wanted() bool {
 	return b.queued > 0
 }
 
-// Release ends the caller's turn and puts the connection back into the pool, or closes it
-// if it is not clean. It must hold no lock and no transaction.
+// Release ends the caller's turn and puts the connection back into the pool. It closes a connection that is not clean. The
+// connection must hold no lock and no transaction.
 func (c *Conn) Release() {
 	if !c.Clean() {
 		c.Destroy()

@@ -14,12 +14,12 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// KeepAlive pings connections that the server would end for being idle, and notices when
-// one is lost: at once, up to [glance], if the server or the way to it has closed the socket, as a KILL does; else when a
-// ping is not answered. It has one goroutine for all connections, and one for each ping.
+// KeepAlive pings connections that the server would end for being idle, and notices when a connection is lost. If the server or the
+// network has closed the socket, as a KILL does, it notices within [glance]; otherwise when a ping is not answered. It has one
+// goroutine for all connections, and one for each ping.
 type KeepAlive struct {
 	ttl  time.Duration
-	idle time.Duration // the server never ends a connection that was silent for less; at most ttl
+	idle time.Duration // the server never ends a connection after a shorter silence; at most ttl
 	stop context.CancelFunc
 	done sync.WaitGroup
 
@@ -27,8 +27,8 @@ type KeepAlive struct {
 	kept map[*Conn]func(error)
 }
 
-// NewKeepAlive returns a KeepAlive for connections that the server ends after ttl of
-// silence, or already after limit if that is not 0. Close ends its goroutine.
+// NewKeepAlive returns a KeepAlive for connections that the server ends after ttl of silence; or already after limit, if that is not
+// 0. Close ends its goroutine.
 func NewKeepAlive(ttl, limit time.Duration) *KeepAlive {
 	if limit <= 0 {
 		limit = ttl
@@ -39,15 +39,14 @@ func NewKeepAlive(ttl, limit time.Duration) *KeepAlive {
 	return k
 }
 
-// Keep keeps c alive until Forget. If c is lost, it calls lost once, on a goroutine of its
-// own, without the turn of c.
+// Keep keeps c alive until Forget. If c is lost, Keep calls lost once, on a goroutine of its own, which does not have the turn of c.
 func (k *KeepAlive) Keep(c *Conn, lost func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.kept[c] = lost
 }
 
-// Forget ends Keep.
+// Forget ends what Keep has begun.
 func (k *KeepAlive) Forget(c *Conn) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -60,9 +59,8 @@ func (k *KeepAlive) Close() {
 	k.done.Wait()
 }
 
-// Overdue returns an error if the server may have ended c by now: c was silent for nine
-// tenths of the TTL, by the local monotonic clock. The rest is a margin, since the server
-// counts from the moment when it sent its last answer.
+// Overdue returns an error if the server may have ended c by now: c was silent for nine tenths of the TTL, by the local monotonic
+// clock. The last tenth is a margin, since the server counts from the moment when it sent its last answer.
 func (k *KeepAlive) Overdue(c *Conn) error {
 	if s := c.Silence(); s >= k.ttl-k.ttl/10 {
 		return fmt.Errorf("the connection was silent for %v, with a lockTTL of %v", s.Round(time.Millisecond), k.ttl)
@@ -84,7 +82,7 @@ func (k *KeepAlive) run(ctx context.Context) {
 		}
 		for _, c := range k.conns() {
 			if c.Silence() >= k.idle/3 {
-				k.done.Go(func() { k.check(ctx, c, k.ping) }) // while that is not answered it has the turn, and the others are looked at
+				k.done.Go(func() { k.check(ctx, c, k.ping) }) // an unanswered ping has the turn of c, and does not keep others from being checked
 			} else if c.Own() {
 				k.check(ctx, c, checkSocket)
 			}
@@ -99,14 +97,14 @@ func (k *KeepAlive) conns() []*Conn {
 	return slices.Collect(maps.Keys(k.kept))
 }
 
-// check checks c by how, unless a statement is running on it: then the server does not count it as
-// idle, and the statement says if c is lost.
+// check checks c by how, unless a statement is running on c: then the server does not count c as idle, and the statement itself finds
+// out if c is lost.
 func (k *KeepAlive) check(ctx context.Context, c *Conn, how func(context.Context, *Conn) error) {
 	if !c.TryTurn() {
 		return
 	}
 	k.mu.Lock()
-	lost, kept := k.kept[c] // it may have been forgotten, and kept again, meanwhile
+	lost, kept := k.kept[c] // c may have been forgotten, and kept again, meanwhile
 	k.mu.Unlock()
 	if !kept {
 		c.EndTurn()
@@ -116,7 +114,7 @@ func (k *KeepAlive) check(ctx context.Context, c *Conn, how func(context.Context
 	c.EndTurn()
 	if err != nil && ctx.Err() == nil {
 		k.Forget(c)
-		k.done.Go(func() { lost(lockerr.With(lockerr.ErrLost, err)) }) // the other connections must not wait for it
+		k.done.Go(func() { lost(lockerr.With(lockerr.ErrLost, err)) }) // the other connections must not wait for lost
 	}
 }
 

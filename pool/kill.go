@@ -14,20 +14,18 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// KillQuery ends the statement whose text begins with mark, from NewMark, in a comment. It looks
-// for the statement on all connections of the server, since a proxy may have chosen any of them.
-// An account needs no privilege to KILL its own statements.
+// KillQuery ends the statement whose text begins with mark, from NewMark, in a comment. It looks for the statement on all connections
+// of the server, since a proxy may have chosen any of them. An account needs no privilege to KILL its own statements.
 //
-// late reports that ctx ended before the server answered the KILL. The KILL may still
-// come, and end a later statement of the connection, so run no further statement there. A
-// KILL that finds the connection idle does nothing.
+// late says that ctx ended before the server answered the KILL. That KILL may still arrive, and end a later statement of the connection,
+// so run no further statement there. A KILL that finds the connection idle does nothing.
 func (p *Pool) KillQuery(ctx context.Context, mark string) (late bool) {
 	sent, err := p.killMarked(ctx, mark)
 	return sent && err != nil && server.Number(err) == 0
 }
 
-// EndQuery is KillQuery for a statement that no one waits for any more. It kills until no
-// connection runs the statement, or ctx ends, since a KILL can fail.
+// EndQuery is KillQuery for a statement for which nobody waits any more. A KILL can fail, so EndQuery kills until no connection runs
+// the statement, or ctx ends.
 func (p *Pool) EndQuery(ctx context.Context, mark string) {
 	const pause = 100 * time.Millisecond
 	for {
@@ -53,7 +51,7 @@ func (p *Pool) killMarked(ctx context.Context, mark string) (sent bool, err erro
 	return p.kill(ctx, "KILL QUERY", server.OtherIDs("INFO LIKE CONCAT('%', '"+mark[:half]+"', '"+mark[half:]+"', '%')"))
 }
 
-// Marked is a comment with a mark, in front of a text.
+// Marked returns a comment with a mark, for the front of a text.
 func Marked(mark string) string { return "/* mysqllock " + mark + " */ " }
 
 // NewMark returns letters and digits that are in no other statement's text.
@@ -63,9 +61,9 @@ func NewMark() string {
 	return hex.EncodeToString(b[:])
 }
 
-// KillConnection ends the connection of c. Another server, or the same one after a restart,
-// may have given its id to another connection. So the server must be the one that c leads to,
-// and up for as long as c. If it is not known which one that is, nothing is ended.
+// KillConnection ends the connection of c. Another server, or the same server after a restart, may have given the id of c to another
+// connection. So KillConnection makes sure that the server is the one that c leads to, and was up for as long as c. If it is not
+// known which server that is, nothing is ended.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
@@ -74,8 +72,8 @@ func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
 	return err
 }
 
-// KillAdopted is KillConnection for an adopted connection, which a proxy may have led elsewhere
-// since: it ends only a running statement of the same account and machine.
+// KillAdopted is KillConnection for an adopted connection. A proxy may have led that elsewhere since, so KillAdopted ends only a
+// running statement of the same account and machine.
 func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
@@ -85,7 +83,7 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 	return err
 }
 
-// identified reports whether it is known what the connection is to which server.
+// identified reports whether the id of the connection and its server are known.
 func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 
 // atItsServer is the condition that the server is the one that c leads to, and was not restarted since.
@@ -123,8 +121,8 @@ func (p *Pool) KillSilent(ctx context.Context, seen *Conn, lock string, silence 
 	return err
 }
 
-// kill is [server.Kill] on a connection of the pool. What has cut off the connection that is to be killed may
-// have cut off the idle ones from which to do so.
+// kill is [server.Kill] on a connection of the pool. A failure that has cut off the connection to be killed may also have cut off the
+// idle connections of this pool.
 func (p *Pool) kill(ctx context.Context, verb, ids string) (sent bool, err error) {
 	ctx = purpose.For(ctx, purpose.Kill)
 	for tries := 1; ; tries++ {

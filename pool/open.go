@@ -15,13 +15,14 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// AnswerTime is how long a server has to open a connection, and to answer a statement that waits
-// for nobody. For so long a pool of a budget goes on asking one that has no connection left, with
-// fullPause between: the server counts a connection for a while after it has closed it, longer
-// where it is busy, and the next one may be opened in its place by then.
+// AnswerTime is how long a server has to open a connection, and to answer a statement that waits for nobody.
+//
+// If the server has no connection left, a pool of a budget asks again for so long, with fullPause between. The server counts a
+// connection for a while after the pool has closed it, longer if the server is busy. The pool may open the next connection
+// before that while is over.
 const AnswerTime, fullPause = 10 * time.Second, 20 * time.Millisecond
 
-// connectWithin is connect for a caller with a patience, if it has one.
+// connectWithin is connect for a caller that may have a patience.
 func (p *Pool) connectWithin(ctx context.Context, as As) (*Conn, error) {
 	if as.Patience == 0 {
 		return p.connect(ctx, as)
@@ -31,8 +32,8 @@ func (p *Pool) connectWithin(ctx context.Context, as As) (*Conn, error) {
 	return p.connect(own, as)
 }
 
-// connect opens a connection with a permit that the caller has. When ctx ends it goes on, for
-// the next caller: otherwise callers in a hurry would open connections over and over.
+// connect opens a connection with a permit that the caller has. When ctx ends, the opening goes on for the next caller: otherwise callers
+// in a hurry would open connections over and over.
 func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 	b := p.budget
 	b.mu.Lock()
@@ -89,7 +90,7 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 	}
 	b.mu.Lock()
 	select {
-	case res := <-done: // at the same moment
+	case res := <-done: // the connection was opened at the same moment
 		b.mu.Unlock()
 		if res.err == nil {
 			res.c.blocks.Store(as.rank() == blocking)
@@ -108,7 +109,7 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 	return nil, notOpened(context.Cause(ctx))
 }
 
-// open opens a connection and sets it up. It tries again as often as database/sql.
+// open opens a connection and sets it up. If that fails, it tries again as often as database/sql does.
 func (p *Pool) open(ctx context.Context) (*Conn, error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
@@ -120,7 +121,7 @@ func (p *Pool) open(ctx context.Context) (*Conn, error) {
 		}
 		sockets.Wait()
 		full := p.bounded && server.Full(err) && time.Since(began) < AnswerTime
-		// Idle: this program did not get to run meanwhile, for longer than Setup has it be idle.
+		// Idle: this program has not run for longer than Setup lets the connection be idle.
 		broken := !p.cfg.Bare && (server.Broken(err) || server.Idle(err)) && tries < 3
 		if ctx.Err() != nil || !full && !broken {
 			return nil, err
@@ -134,8 +135,8 @@ func (p *Pool) open(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// openInTime opens a connection within AnswerTime: a server that accepts a connection and never answers
-// must not keep its permit for ever, and the DSN may set no timeout.
+// openInTime opens a connection within AnswerTime. A server that accepts a connection and never answers must not keep the permit for
+// ever, and the DSN may set no timeout.
 func (p *Pool) openInTime(ctx context.Context) (*Conn, error) {
 	own, cancel := server.Within(ctx, AnswerTime)
 	defer cancel()
@@ -146,7 +147,7 @@ func (p *Pool) openInTime(ctx context.Context) (*Conn, error) {
 	return c, err
 }
 
-// openOnce opens a connection, and sets it up unless it is to be bare.
+// openOnce opens a connection, and sets it up unless the pool is bare.
 func (p *Pool) openOnce(ctx context.Context) (*Conn, error) {
 	conn, err := p.dial(ctx)
 	switch {
@@ -166,13 +167,13 @@ func (p *Pool) openOnce(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// dial has the driver open a connection.
+// dial opens a connection by the base driver.
 func (p *Pool) dial(ctx context.Context) (conn driver.Conn, err error) {
 	defer basedriver.Catch(nil, &err)
 	return p.cfg.Connect(ctx)
 }
 
-// setUp makes a new connection one for locks, if the pool's configuration does not refuse it.
+// setUp makes a new connection one for locks. It fails if the pool's configuration refuses the connection.
 func (p *Pool) setUp(ctx context.Context, c *Conn) error {
 	cfg := &p.cfg
 	if cfg.BeforeSetup != nil {
@@ -204,7 +205,7 @@ func (p *Pool) setUp(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// ExplainFull says what to do where err is that of a server that takes no more connections.
+// ExplainFull adds what to do to the error of a server that takes no more connections. It returns other errors as they are.
 func ExplainFull(err error) error {
 	if !server.Full(err) {
 		return err
@@ -213,7 +214,7 @@ func ExplainFull(err error) error {
 		" max_user_connections), or fewer in this program (maxConns, or lockMaxConns and SetMaxOpenConns)", err)
 }
 
-// notOpened is the error of a caller for which no connection was opened in time.
+// notOpened returns the error of a caller for which no connection was opened in time.
 func notOpened(why error) error {
 	if silence := (server.Silence{}); errors.As(why, &silence) {
 		return lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("it has not opened a connection within %v", silence.For.Round(time.Millisecond)))

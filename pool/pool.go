@@ -1,8 +1,7 @@
-// Package pool keeps the connections that database/sql never sees: the connections of
-// sessions and of locks, and a few from which waiters are killed. An application sets their
-// number with maxConns or lockMaxConns in the DSN ([mysqllock.Config]), and sees them in
-// mysqllock.Stats; docs/connections.md says how many there should be. There is nothing here
-// to call from outside of this module: the types need those of internal packages.
+// Package pool keeps the connections that database/sql never sees: those of sessions and of locks, and a few control
+// connections from which waiters are killed. An application sets their number with maxConns or lockMaxConns in the DSN
+// ([mysqllock.Config]), and sees them in mysqllock.Stats; docs/connections.md says how many there should be. No function of
+// this package is for use outside of this module: its types need those of internal packages.
 //
 // The pool keeps its connections alive, and closes one that may still hold a lock. It knows no
 // lock SQL.
@@ -25,31 +24,31 @@ type Config struct {
 	Connect func(context.Context) (driver.Conn, error) // opens a connection
 	Max     int                                        // the most connections at a time; at least 1
 	Uses    string                                     // what the connections are for, in errors: "sessions"
-	MaxFrom string                                     // the parameter that Max comes from, in errors; "" for none
-	Idle    time.Duration                              // an unused connection is closed after this long; 0 is no limit
+	MaxFrom string                                     // the parameter that sets Max, in errors; "" for none
+	Idle    time.Duration                              // an unused connection is closed after this time; 0 for no limit
 	Budget  *Budget                                    // nil for a pool that shares no budget
 	Control bool                                       // the budget's reserved permits are for this pool
 	Keeps   bool                                       // one of the budget's permits is kept for this pool: see [Pool.Keep]
 
-	// Bare: the connections are for statements of the application, as Connect opens them. The fields below
-	// do not count: they are neither set up nor asked for their ids. They are opened, looked at before the
-	// next use, and waited for as database/sql does that: an opening that fails is tried again only if the
-	// server is full, and a caller whose context ends gets the context's error, unless it has a patience.
+	// Bare: the connections are for statements of the application, as Connect opens them. They are not set up, and not asked for
+	// their ids, so the fields below do not count. Opening, looking at a connection before its next use, and waiting go as in
+	// database/sql: an opening that fails is tried again only if the server is full, and a caller whose context ends gets the
+	// context's error, unless the caller has a patience.
 	Bare bool
 
-	// BeforeSetup is called with each new connection, before anything is sent on it; may refuse it. nil is none.
+	// BeforeSetup is called with each new connection before anything is sent on it, and may refuse it; nil for none.
 	BeforeSetup func(context.Context, driver.Conn) error
 
 	Setup        string            // a statement that runs once on each new connection
-	SetupInstead func() string     // returns what runs in place of Setup, or ""; nil is none
-	Ask          func() string     // returns an SQL expression for Check, or ""; nil is none
-	Check        func(Found) error // is called for each new connection, with its settings before Setup; may refuse it
+	SetupInstead func() string     // returns a statement that runs in place of Setup, or ""; nil for none
+	Ask          func() string     // returns an SQL expression for Check, or ""; nil for none
+	Check        func(Found) error // called for each new connection, with its settings before Setup; may refuse the connection
 
-	// Several is called for each new connection after Check, and says whether [Conn.Send] may send one text;
-	// nil is no.
+	// Several is called for each new connection after Check, and says whether [Conn.Send] may send several statements as one text;
+	// nil for no.
 	Several func(context.Context, *Conn) (bool, error)
 
-	// Splits: the server runs a text with a semicolon as several statements, which the DSN does not ask for.
+	// Splits: the server runs a text with a semicolon as several statements, although the DSN does not ask for that.
 	Splits bool
 
 	ByCalls bool // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
@@ -58,21 +57,21 @@ type Config struct {
 // Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
 // others are current.
 type Stats struct {
-	Max   int // the limit, lockMaxConns or maxConns, on those in use that are not Beside
-	InUse int // acquired by a caller
+	Max   int // the limit on connections in use that are not Beside: lockMaxConns or maxConns
+	InUse int // connections that callers have acquired
 
-	// Beside are those of the ones in use, and of the ones being connected, that are beside a connection of
-	// database/sql, for a transaction of BeginTx or for one statement.
+	// Beside counts connections in use, or being opened, that stand beside a connection of database/sql, for a transaction of
+	// BeginTx or for one statement.
 	Beside int
 
-	Idle     int           // ready for the next caller
-	Opening  int           // being connected
-	Waiting  int           // callers that wait for one now
+	Idle     int           // connections ready for the next caller
+	Opening  int           // connections that are being opened
+	Waiting  int           // callers that wait for a connection now
 	Acquired int64         // how often a connection was acquired
 	Waited   int64         // how often a caller had to wait, because none was ready
-	WaitTime time.Duration // sum of the time that callers waited, until they waited no more
+	WaitTime time.Duration // sum of all ended waits of callers
 
-	OldestWait time.Duration // how long the caller that came first of those that wait now has waited; 0 for none
+	OldestWait time.Duration // how long the first of the callers that wait now has waited; 0 for none
 }
 
 // Pool is a bounded set of connections. It is safe for concurrent use.
@@ -87,24 +86,24 @@ type Pool struct {
 	// Guarded by the budget's mutex.
 	queue    [ranks]askerQueue
 	served   [ranks]service // of each queue, the last caller that got a connection
-	idle     []*Conn        // the last used at the end
-	permits  int            // connections, with those being opened and closed
+	idle     []*Conn        // the one used last is at the end
+	permits  int            // how many connections, with those being opened and closed
 	opening  int
 	blocked  int  // connections of callers that wait in the server
 	beside   int  // permits of callers with As.Beside
-	sweeps   bool // its goroutine runs, from the first connection on
+	sweeps   bool // the pool's goroutine runs, from the first connection on
 	closed   bool
-	keeps    bool          // a permit is kept for it
+	keeps    bool          // the budget keeps a permit for the pool
 	empty    chan struct{} // closed when a closed pool has no connection any more; nil if nobody waits for that
 	acquired int64
 	waited   int64
 	waitTime time.Duration
 
-	trip atomic.Int64 // how long a statement to the server and back takes, about, in nanoseconds: see [Conn.Send]
+	trip atomic.Int64 // about how long a statement to the server and back takes, in nanoseconds: see [Conn.Send]
 }
 
-// New returns a pool. It opens no connection before the first Acquire. Close ends its one
-// goroutine, which runs from the first connection on.
+// New returns a pool. It opens no connection before the first Acquire. The pool has one goroutine, which runs from the first
+// connection on, and which Close ends.
 func New(cfg Config) *Pool {
 	bounded := cfg.Budget != nil
 	if !bounded {
@@ -130,8 +129,7 @@ func (p *Pool) Ready() bool {
 	return p.mayHave(false) && (len(p.idle) > 0 || p.queue[ordinary].n+p.queue[urgent].n == 0)
 }
 
-// Keep says whether one of the budget's permits is kept for this pool. The handle has it kept for
-// the pools that new callers use.
+// Keep says whether the budget keeps one of its permits for this pool. It does for the pools that new callers use.
 func (p *Pool) Keep(keeps bool) {
 	b := p.budget
 	b.mu.Lock()
@@ -140,7 +138,7 @@ func (p *Pool) Keep(keeps bool) {
 	b.serve()
 }
 
-// Stat returns the pool's counts.
+// Stat returns the present numbers of the pool.
 func (p *Pool) Stat() Stats {
 	p.budget.mu.Lock()
 	defer p.budget.mu.Unlock()
@@ -157,8 +155,8 @@ func (p *Pool) Stat() Stats {
 	return s
 }
 
-// Close closes the connections. It waits until those in use are released that are not beside connections
-// of database/sql.
+// Close closes the connections. It waits until all connections in use are released, except those beside connections of
+// database/sql.
 func (p *Pool) Close() {
 	if wait := p.beginClose(); wait != nil {
 		<-wait
@@ -168,8 +166,8 @@ func (p *Pool) Close() {
 // Shut is Close without the wait: connections in use are closed when they are released.
 func (p *Pool) Shut() { p.beginClose() }
 
-// beginClose closes what is idle, and lets nobody in any more. The channel is closed when
-// nothing is left.
+// beginClose closes the idle connections, and gives no more connections to callers. The channel that it returns is closed when
+// no connection is left.
 func (p *Pool) beginClose() <-chan struct{} {
 	p.stop()
 	b := p.budget
@@ -203,8 +201,8 @@ func (p *Pool) beginClose() <-chan struct{} {
 	return p.empty
 }
 
-// Flush closes the connections that are idle now: another one has turned out to be
-// broken without a sign on its socket, and these may be, too.
+// Flush closes the connections that are idle now. Another connection has turned out to be broken without a sign on its socket, and
+// the idle ones may be broken, too.
 func (p *Pool) Flush() {
 	p.closeIdle(func(*Conn) bool { return true })
 }

@@ -12,23 +12,21 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// prepared is a statement that runs often. It ends with its connection.
+// prepared is a statement that runs often on a connection, and ends with it.
 type prepared struct {
-	asked int         // how often it was asked for while it was not prepared
-	stmt  driver.Stmt // nil while it is not
+	asked int         // how often the statement was asked for while it was not prepared
+	stmt  driver.Stmt // nil while the statement is not prepared
 }
 
-// prepareAt is how often a statement runs on a connection before it is prepared. To prepare
-// it costs a round trip, which does not pay on a connection that is closed after a few
-// transactions.
+// prepareAt is how often a statement runs on a connection before it is prepared. Preparing costs a round trip, which does not pay
+// on a connection that is closed after a few transactions.
 const prepareAt = 8
 
-// ErrUnprepared says that nothing has run: run the statement as text.
+// ErrUnprepared says that the statement is not prepared and has not run: run it as text.
 var ErrUnprepared = errors.New("the statement is not prepared")
 
-// QueryPrepared is [server.Query] for a statement that the server parses only once, with
-// values for its question marks. It returns ErrUnprepared if the statement has not run
-// often enough on this connection, or if the server or the driver does not prepare it.
+// QueryPrepared is [server.Query] for a statement that the server parses only once, with values for its question marks. It returns
+// ErrUnprepared if the statement has not run often enough on this connection, or if the server or the driver does not prepare it.
 // The caller has the turn.
 func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Value) ([][]string, error) {
 	p, err := c.prepare(ctx, text)
@@ -39,7 +37,7 @@ func (c *Conn) QueryPrepared(ctx context.Context, text string, args ...driver.Va
 	return rows, p.checkKnown(c, err)
 }
 
-// prepare returns the statement, for QueryPrepared.
+// prepare returns the prepared statement for QueryPrepared.
 func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error) {
 	defer basedriver.Catch(c.Conn, &err)
 	p = c.prepared[text]
@@ -53,7 +51,7 @@ func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error
 	if p.stmt != nil {
 		return p, nil
 	}
-	if p.asked++; p.asked != prepareAt { // it is tried once
+	if p.asked++; p.asked != prepareAt { // the connection tries once to prepare it
 		return nil, ErrUnprepared
 	}
 	stmt, err := basedriver.Prepare(purpose.Ours(ctx), c.Conn, text)
@@ -68,7 +66,7 @@ func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error
 	return p, nil
 }
 
-// checkKnown returns the error of the statement, which is ErrUnprepared if the server does not know it any more.
+// checkKnown returns the error of the statement. If the server does not know the statement any more, that is ErrUnprepared.
 func (p *prepared) checkKnown(on *Conn, err error) error {
 	if !server.Unprepared(err) {
 		return err
@@ -78,15 +76,14 @@ func (p *prepared) checkKnown(on *Conn, err error) error {
 	return ErrUnprepared
 }
 
-// Block is a statement with a question mark for each of its values, which are numbers, or
-// strings of letters, digits, and of what else names of locks and hexadecimal text have. A
-// question mark in a quoted name is a part of the name.
+// Block is a statement with a question mark for each of its values. A value is a number, or a string of letters, digits and the other
+// characters that names of locks and hexadecimal text have. A question mark in a quoted name is a part of the name.
 type Block struct {
 	Text   string
 	Values []driver.Value
 }
 
-// String is the statement with its values.
+// String returns the statement with its values.
 func (b Block) String() string {
 	var text strings.Builder
 	values, quoted := b.Values, false
@@ -116,8 +113,7 @@ func (b Block) String() string {
 	return text.String()
 }
 
-// QueryBlock is [server.Query] for a block. One that runs often on this connection is
-// prepared. The caller has the turn.
+// QueryBlock is [server.Query] for a block. A block that runs often on this connection is prepared. The caller has the turn.
 func (c *Conn) QueryBlock(ctx context.Context, b Block) ([][]string, error) {
 	if len(b.Values) > 0 {
 		if rows, err := c.QueryPrepared(ctx, b.Text, b.Values...); !errors.Is(err, ErrUnprepared) {

@@ -10,7 +10,7 @@ type rank int
 const (
 	urgent rank = iota // others wait for what the caller holds
 	ordinary
-	blocking // it is about to wait in the server
+	blocking // the caller is about to wait in the server
 	ranks
 )
 
@@ -20,9 +20,9 @@ type asker struct {
 	beside     bool // see As
 	arrival    uint64
 	start      time.Time
-	ready      bool       // there was an idle connection when it came
-	queued     bool       // false once it has been served
-	prev, next *asker     // in its pool's queue
+	ready      bool       // there was an idle connection when the caller came
+	queued     bool       // false once the caller has been served
+	prev, next *asker     // in the queue of the asker's pool
 	got        chan *Conn // a connection, or nil for a permit with which to open one; buffered
 }
 
@@ -32,7 +32,7 @@ type service struct {
 	at      time.Time
 }
 
-// askers is a queue of askers. The zero value is empty.
+// askerQueue is a queue of askers. The zero value is empty.
 type askerQueue struct {
 	first, last *asker
 	n           int

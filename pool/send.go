@@ -8,10 +8,10 @@ import (
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
-// Send runs statements of the driver's own, one after the other, until one fails: in one round trip if the
-// connection takes several statements in a text. Both mean the same: see [server.SendPacket] for answers, err, and
-// what texts may be. An error without a number of the server's leaves it unknown which statements behind those
-// answered have run, and the connection is of no more use. The caller has the turn.
+// Send runs statements of the driver's own, one after the other, until one fails. If the connection takes several statements in a text,
+// that is one round trip. Both ways mean the same: see [server.SendPacket] for answers, err, and which texts may be sent. After an
+// error without a number of the server's, nobody knows which statements behind the answered ones have run, and the connection is of
+// no more use. The caller has the turn.
 func (c *Conn) Send(ctx context.Context, texts ...string) (answers [][][]string, err error) {
 	return c.sendAs(ctx, c.Packs(len(texts)), texts)
 }
@@ -28,12 +28,13 @@ func (c *Conn) sendAs(ctx context.Context, packet bool, texts []string) (answers
 	return answers, err
 }
 
-// Packs reports whether Send now sends so many statements as one text: near the server only from three on, see [server.Near].
+// Packs reports whether Send now sends so many statements as one text. Near the server it does so only from three statements on: see
+// [server.Near].
 func (c *Conn) Packs(statements int) bool {
 	return statements > 1 && c.several && (c.pool.Far() || statements > 2 && server.FixedForm() != server.Single)
 }
 
-// Far reports whether the server is so far that two statements go out as one text: see [server.Near].
+// Far reports whether the server is so far away that two statements are sent as one text: see [server.Near].
 func (p *Pool) Far() bool {
 	if form := server.FixedForm(); form != server.Auto {
 		return form == server.Packet
@@ -41,8 +42,8 @@ func (p *Pool) Far() bool {
 	return time.Duration(p.trip.Load()) > server.Near
 }
 
-// noteTrip notes how long a statement took. A slow one may have been slow for other reasons than the way to the
-// server, so it counts for twice what is known, at most. The caller has the budget's mutex.
+// noteTrip notes how long a statement took. A slow statement may have been slow for other reasons than the distance, so it counts for at
+// most twice the known time. The caller has the budget's mutex.
 func (p *Pool) noteTrip(trip time.Duration) {
 	if known := time.Duration(p.trip.Load()); known > 0 {
 		trip = min(trip, 2*known)
@@ -50,6 +51,5 @@ func (p *Pool) noteTrip(trip time.Duration) {
 	p.trip.Store(int64(trip))
 }
 
-// Splits reports whether the server runs a caller's text with a semicolon as several statements, which the DSN does
-// not ask for.
+// Splits reports whether the server runs a caller's text with a semicolon as several statements, although the DSN does not ask for that.
 func (c *Conn) Splits() bool { return c.pool != nil && c.pool.cfg.Splits }

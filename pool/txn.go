@@ -16,16 +16,16 @@ import (
 // Txn is a transaction on a session. The caller of its methods has the session's turn.
 type Txn struct {
 	c  *Conn
-	tx driver.Tx   // of the base driver; nil where the transaction begins and ends by statements
-	of *purpose.Of // what it was begun for; nil if nobody wants to know
+	tx driver.Tx   // of the base driver; nil if the transaction begins and ends by statements
+	of *purpose.Of // what the transaction was begun for; nil if nobody wants to know
 }
 
-// ByCalls reports whether transactions on the session begin and end by calls of the base driver, which may be
-// looking for them.
+// ByCalls reports whether transactions on the session begin and end by calls of the base driver, as an application may expect that has
+// made its own connector.
 func (c *Conn) ByCalls() bool { return c.pool != nil && c.pool.cfg.ByCalls }
 
-// Begin begins a transaction. Without options nothing is sent for that: the session is not in autocommit, so its
-// next statement begins it.
+// Begin begins a transaction. Without options it sends nothing: the session is not in autocommit, so the next statement begins the
+// transaction.
 func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (t *Txn, err error) {
 	defer basedriver.Catch(c.Conn, &err)
 	if c.ByCalls() {
@@ -45,14 +45,13 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (t *Txn, err er
 	return c.Begun(ctx), nil
 }
 
-// Begun returns the transaction that the next statement begins, or that a statement has begun. ctx is the
-// context of that statement.
+// Begun returns a transaction that a statement has begun, or that the next statement begins. ctx is the context of that statement.
 func (c *Conn) Begun(ctx context.Context) *Txn {
 	of, _ := purpose.From(ctx)
 	return &Txn{c: c, of: of}
 }
 
-// levels are the isolation levels as SET TRANSACTION has them.
+// levels are the isolation levels as SET TRANSACTION names them.
 var levels = map[driver.IsolationLevel]string{
 	driver.IsolationLevel(sql.LevelReadUncommitted): "READ UNCOMMITTED",
 	driver.IsolationLevel(sql.LevelReadCommitted):   "READ COMMITTED",
@@ -60,7 +59,7 @@ var levels = map[driver.IsolationLevel]string{
 	driver.IsolationLevel(sql.LevelSerializable):    "SERIALIZABLE",
 }
 
-// Options is the statement that gives the next transaction its options; "" for none.
+// Options returns the statement that gives the next transaction its options; "" for none.
 func Options(opts driver.TxOptions) (text string, err error) {
 	var set []string
 	if opts.Isolation != driver.IsolationLevel(sql.LevelDefault) {
@@ -79,8 +78,8 @@ func Options(opts driver.TxOptions) (text string, err error) {
 	return "SET TRANSACTION " + strings.Join(set, ", "), nil
 }
 
-// Commit commits. It waits for the server's answer, at most for limit; 0 is no limit. No
-// context ends that wait, since the outcome would then be unknown.
+// Commit commits. It waits for the server's answer, but not longer than limit; 0 for no limit. No context ends that wait, since the
+// outcome would then be unknown.
 func (t *Txn) Commit(limit time.Duration) error { return t.end("COMMIT", limit) }
 
 // Rollback rolls back. limit is as for Commit.
@@ -109,8 +108,8 @@ func (t *Txn) sendEnd(ctx context.Context, text string) (err error) {
 	return err
 }
 
-// CommitWith commits, with the statements before in front of COMMIT, and after behind it: see [Conn.Send]. answered is how
-// many of all have come through for sure. If sent is false, nothing is committed. limit is as for Commit.
+// CommitWith commits, with the statements before in front of COMMIT, and the statements after behind it: see [Conn.Send]. answered is how
+// many of all these statements have come through for sure. If sent is false, nothing is committed. limit is as for Commit.
 func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after []string) (answered int, sent bool, err error) {
 	if _, marked := purpose.From(ctx); !marked {
 		ctx = purpose.After(ctx, t.of, purpose.End)
@@ -142,7 +141,7 @@ func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after
 	return len(before) + 1 + len(answers), true, err
 }
 
-// CommitBy commits, as Commit does, by a statement that does more: send sends it.
+// CommitBy commits as Commit does, but by send, which sends COMMIT together with more.
 func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) error {
 	ctx, cancel := t.endContext(limit)
 	defer cancel()
@@ -153,7 +152,7 @@ func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) er
 	return err
 }
 
-// endContext is the context of the statement that ends the transaction.
+// endContext returns the context of the statement that ends the transaction.
 func (t *Txn) endContext(limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx := purpose.After(context.Background(), t.of, purpose.End)
 	if limit == 0 {
@@ -162,8 +161,8 @@ func (t *Txn) endContext(limit time.Duration) (context.Context, context.CancelFu
 	return server.Within(ctx, limit)
 }
 
-// RollBackUnknown rolls back what a statement may have begun on c for nothing, within limit, although
-// ctx may have ended. If that fails, c is tainted.
+// RollBackUnknown rolls back a transaction that a statement may have begun on c for no caller, within limit, even if ctx has
+// ended. If that fails, c is tainted.
 func (c *Conn) RollBackUnknown(ctx context.Context, limit time.Duration) {
 	ctx, cancel := server.Within(purpose.For(context.WithoutCancel(ctx), purpose.Other), limit)
 	defer cancel()
