@@ -460,7 +460,7 @@ func (lc *lockConn) loseIfOverdue() {
 func (l *Locker) watch() {
 	tick := time.NewTimer(l.pulse)
 	defer tick.Stop()
-	for on := true; on; {
+	for more := true; more; {
 		select {
 		case <-l.running.Ctx.Done():
 			return
@@ -468,7 +468,7 @@ func (l *Locker) watch() {
 		}
 		var overdue []*lockConn
 		var next time.Duration
-		overdue, next, on = l.check()
+		overdue, next, more = l.check()
 		tick.Reset(max(next, time.Millisecond))
 		for _, k := range overdue {
 			k.loseIfOverdue()
@@ -478,7 +478,7 @@ func (l *Locker) watch() {
 
 // check pings or closes the idle lock connections. It returns the connections that are overdue, in how long to check again,
 // and whether there is anything left to check.
-func (l *Locker) check() (overdue []*lockConn, next time.Duration, on bool) {
+func (l *Locker) check() (overdue []*lockConn, next time.Duration, more bool) {
 	next = l.pulse
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -84,23 +84,23 @@ func (b *Budget) serve() {
 	}
 }
 
-// serveNext serves the first caller that can be served, of the ranks from, to and between. It reports whether there was one.
+// serveNext serves the first caller that can be served, of the ranks first, last and between. It reports whether there was one.
 // The caller holds b.mu.
-func (b *Budget) serveNext(from, to rank) bool {
+func (b *Budget) serveNext(first, last rank) bool {
 	for after := uint64(0); ; {
 		var next *asker
-		var of *Pool
+		var owner *Pool
 		for _, p := range b.pools {
-			for r := from; r <= to; r++ {
+			for r := first; r <= last; r++ {
 				if a := p.nextAsker(r); a != nil && a.arrival > after && (next == nil || a.arrival < next.arrival) {
-					next, of = a, p
+					next, owner = a, p
 				}
 			}
 		}
 		if next == nil {
 			return false
 		}
-		if of.serveCaller(next) {
+		if owner.serveCaller(next) {
 			return true
 		}
 		after = next.arrival
@@ -245,24 +245,24 @@ func (b *Budget) shortage() (inUse, blocked, reserved int) {
 // victim removes from another pool the connection that has been idle for the longest time, and returns it, for a caller of p;
 // nil if there is none. The caller holds b.mu.
 func (b *Budget) victim(p *Pool, r rank) *Conn {
-	var of *Pool
+	var owner *Pool
 	for _, other := range b.pools {
 		switch {
 		case other == p || len(other.idle) == 0 || other.keeps && len(other.idle) == 1 && !other.usesKept():
 		case other.cfg.Control && !p.cfg.Control && b.controls <= b.reserved: // its permit is not for p
 		case r != urgent && other.wanted() && time.Since(b.turned) < turnover:
-		case of == nil || other.idle[0].since.Before(of.idle[0].since):
-			of = other
+		case owner == nil || other.idle[0].since.Before(owner.idle[0].since):
+			owner = other
 		}
 	}
-	if of == nil {
+	if owner == nil {
 		return nil
 	}
-	if of.wanted() {
+	if owner.wanted() {
 		b.turned = time.Now()
 	}
-	c := of.idle[0]
-	of.idle = append(of.idle[:0], of.idle[1:]...)
+	c := owner.idle[0]
+	owner.idle = append(owner.idle[:0], owner.idle[1:]...)
 	return c
 }
 

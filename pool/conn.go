@@ -43,8 +43,8 @@ var epoch = time.Now() // carries the monotonic clock
 // Adopt makes a Conn of a connection that belongs to another owner. Do not call Release or Destroy on the Conn.
 func Adopt(conn driver.Conn) *Conn { return newConn(conn, nil) }
 
-func newConn(conn driver.Conn, of *Pool) *Conn {
-	c := &Conn{Conn: conn, pool: of, turn: make(chan struct{}, 1), opened: time.Now()}
+func newConn(conn driver.Conn, owner *Pool) *Conn {
+	c := &Conn{Conn: conn, pool: owner, turn: make(chan struct{}, 1), opened: time.Now()}
 	c.Touch()
 	return c
 }

@@ -97,9 +97,9 @@ func (k *KeepAlive) conns() []*Conn {
 	return slices.Collect(maps.Keys(k.kept))
 }
 
-// check checks c by how, unless a statement is running on c: then the server does not count c as idle, and the statement itself finds
+// check checks c by checker, unless a statement is running on c: then the server does not count c as idle, and the statement itself finds
 // out if c is lost.
-func (k *KeepAlive) check(ctx context.Context, c *Conn, how func(context.Context, *Conn) error) {
+func (k *KeepAlive) check(ctx context.Context, c *Conn, checker func(context.Context, *Conn) error) {
 	if !c.TryTurn() {
 		return
 	}
@@ -110,7 +110,7 @@ func (k *KeepAlive) check(ctx context.Context, c *Conn, how func(context.Context
 		c.EndTurn()
 		return
 	}
-	err := how(ctx, c)
+	err := checker(ctx, c)
 	c.EndTurn()
 	if err != nil && ctx.Err() == nil {
 		k.Forget(c)

@@ -67,11 +67,11 @@ func (c *Conn) prepare(ctx context.Context, text string) (p *prepared, err error
 }
 
 // checkKnown returns the error of the statement. If the server does not know the statement any more, that is ErrUnprepared.
-func (p *prepared) checkKnown(on *Conn, err error) error {
+func (p *prepared) checkKnown(conn *Conn, err error) error {
 	if !server.Unprepared(err) {
 		return err
 	}
-	basedriver.CloseStmt(on.Conn, p.stmt)
+	basedriver.CloseStmt(conn.Conn, p.stmt)
 	p.stmt = nil
 	return ErrUnprepared
 }

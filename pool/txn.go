@@ -15,9 +15,9 @@ import (
 
 // Txn is a transaction on a session. The caller of its methods has the session's turn.
 type Txn struct {
-	c  *Conn
-	tx driver.Tx   // of the base driver; nil if the transaction begins and ends by statements
-	of *purpose.Of // what the transaction was begun for; nil if nobody wants to know
+	c        *Conn
+	tx       driver.Tx   // of the base driver; nil if the transaction begins and ends by statements
+	begunFor *purpose.Of // what the transaction was begun for; nil if nobody wants to know
 }
 
 // ByCalls reports whether transactions on the session begin and end by calls of the base driver, as an application may expect that has
@@ -47,8 +47,8 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (t *Txn, err er
 
 // Begun returns a transaction that a statement has begun, or that the next statement begins. ctx is the context of that statement.
 func (c *Conn) Begun(ctx context.Context) *Txn {
-	of, _ := purpose.From(ctx)
-	return &Txn{c: c, of: of}
+	begunFor, _ := purpose.From(ctx)
+	return &Txn{c: c, begunFor: begunFor}
 }
 
 // levels are the isolation levels as SET TRANSACTION names them.
@@ -112,7 +112,7 @@ func (t *Txn) sendEnd(ctx context.Context, text string) (err error) {
 // many of all these statements have come through for sure. If sent is false, nothing is committed. limit is as for Commit.
 func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after []string) (answered int, sent bool, err error) {
 	if _, marked := purpose.From(ctx); !marked {
-		ctx = purpose.After(ctx, t.of, purpose.End)
+		ctx = purpose.After(ctx, t.begunFor, purpose.End)
 	}
 	if limit > 0 {
 		var cancel context.CancelFunc
@@ -154,7 +154,7 @@ func (t *Txn) CommitBy(limit time.Duration, send func(context.Context) error) er
 
 // endContext returns the context of the statement that ends the transaction.
 func (t *Txn) endContext(limit time.Duration) (context.Context, context.CancelFunc) {
-	ctx := purpose.After(context.Background(), t.of, purpose.End)
+	ctx := purpose.After(context.Background(), t.begunFor, purpose.End)
 	if limit == 0 {
 		return ctx, func() {}
 	}
