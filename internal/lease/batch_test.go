@@ -694,7 +694,7 @@ func TestAFullConnectionTakesNoRequestsAlong(t *testing.T) {
 
 // TestABatchChangesARowOnce, also where a caller that has gone has left its release behind.
 func TestABatchChangesARowOnce(t *testing.T) {
-	ask := func(key string) *take { return &take{of: &attempt{r: Request{Key: key}}} }
+	ask := func(key string) *take { return &take{attempt: &attempt{r: Request{Key: key}}} }
 	leave := func(key string, token uint64) *leaving { return &leaving{s: &Lease{key: key, token: token}} }
 	takes := []*take{ask("over"), ask("live")}
 	leaves := []*leaving{leave("over", 7), leave("live", 3), leave("live", 3)}

@@ -60,8 +60,8 @@ func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)
 //	FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT;
 //	UPDATE mysqllock SET token = token + 1, owner = 'me', expires = UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND
 //	WHERE namespace = 'app' AND name = 'k'
-func (l *Locker) takeRow(ctx context.Context, h *lockConn, by *attempt, _ bool) (a answer, err error) {
-	key := by.r.Key
+func (l *Locker) takeRow(ctx context.Context, h *lockConn, asker *attempt, _ bool) (a answer, err error) {
+	key := asker.r.Key
 	a.sent = time.Now()
 	err = h.inTxn(ctx, func() (bool, error) {
 		rows, err := h.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+
