@@ -77,8 +77,8 @@ func (l *Lock) isFree() {
 	l.ticket.Leave()
 }
 
-// takeSQL acquires the lock of that name on a session, with the identity of the session, if nobody has the lock. The
-// answer is 1 if it has, and 0 if somebody has the lock.
+// takeSQL returns the statement that acquires the lock of that name, and the identity of the session, if nobody has the
+// lock. The answer is 1 if it has acquired them, and 0 if somebody has the lock.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */
 //	  IF(CONNECTION_ID() = 12, IF(@@read_only, -2, IF(@@innodb_read_only, -2,
@@ -88,7 +88,7 @@ func (lc *lockConn) takeSQL(name string) string {
 	return server.Ask(lc.here(both))
 }
 
-// releaseSQL takes the lock off its session.
+// releaseSQL returns the statement that releases the lock on its session.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */
 //	  RELEASE_LOCK(_utf8mb4'mysqllock:app/k'), RELEASE_LOCK(_utf8mb4'mysqllock-carrier-…') LIMIT 1

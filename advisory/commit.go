@@ -14,8 +14,9 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Check has a guard stop the COMMIT if the server does not say that the locks are held. What c holds is released behind
-// the COMMIT, if it ends with that. The guard on the session that holds the lock itself:
+// Check has a guard, which stops the COMMIT if the server does not say that the locks are held. If the lock that c
+// itself holds ends with the transaction, a statement behind COMMIT releases it. The guard on the session that holds the
+// lock itself:
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ IF(CONNECTION_ID() = 12 AND IS_USED_LOCK(_utf8mb4'mysqllock-carrier-…') = 12
 //	  AND IS_USED_LOCK(_utf8mb4'mysqllock:app/k') = 12, 1, (SELECT 1 UNION ALL SELECT 2)) LIMIT 1

@@ -150,8 +150,8 @@ type Found struct {
 	Asked          string // the value of [Config.Ask]
 }
 
-// identify asks for the id, the server and the settings of the connection, and for the
-// value of an SQL expression, unless that is "".
+// identify asks for the id, the server and the settings of the connection. If ask is not "", it also asks for the value
+// of that SQL expression.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(),
 //	  CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */), @mysqllock, @@completion_type LIMIT 1

@@ -40,9 +40,8 @@ func (p *Pool) EndQuery(ctx context.Context, mark string) {
 	}
 }
 
-// killMarked sends a KILL to the connection that runs the statement with mark, if any. The
-// condition has the mark in two halves, so that it finds no other connection that is looking for
-// the same statement. It finds the mark 6f1c so:
+// killMarked sends a KILL to the connection that runs the statement with mark, if any. The condition has the mark in two
+// halves, so that it does not find another connection that looks for the same statement. It finds the mark 6f1c so:
 //
 //	SELECT ID FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p
 //	WHERE INFO LIKE CONCAT('%', '6f', '1c', '%') AND ID <> CONNECTION_ID()
@@ -86,8 +85,8 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 // identified reports whether the id of the connection and its server are known.
 func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 
-// atItsServer is the condition that the server is the one that c leads to, and was not restarted since.
-// The name of the server is a hexadecimal literal in the text:
+// atItsServer returns the condition that the asked server is the one that c leads to, and was not restarted since. The
+// name of the server is a hexadecimal literal in the text:
 //
 //	CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */) = 'db1 3306 1 /data'
 //	AND (SELECT VARIABLE_VALUE FROM /*!80000 performance_schema.global_status */
@@ -96,9 +95,9 @@ func (c *Conn) atItsServer() string {
 	return server.Node + " = " + schema.Literal(c.node) + " AND " + server.Up(time.Since(c.opened))
 }
 
-// EndConnection ends the connection with that id, if the SQL expression condition is true.
-// over reports that it has ended, or that the condition is not true. That can take the server a
-// while, since it ends the connection's statement first. For the connection 12 that has an advisory lock:
+// EndConnection ends the connection with that id, if the SQL expression condition is true. over says that the connection
+// has ended, or that the condition is not true. The server may need a while, since it ends the connection's statement
+// first. For the connection 12 that has an advisory lock:
 //
 //	SELECT 12 FROM DUAL WHERE 12 <> CONNECTION_ID() AND IS_USED_LOCK(_utf8mb4'mysqllock:app/k') = 12
 func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (over bool, err error) {
@@ -106,9 +105,9 @@ func (p *Pool) EndConnection(ctx context.Context, id uint64, condition string) (
 	return !sent && err == nil, err
 }
 
-// KillSilent closes the connection that has the named lock on the server that seen leads to, if it
-// has run nothing for at least silence. It sees connections of its own node only, and without the
-// privilege PROCESS of its own account only. It finds a connection that was silent for a second so, with atItsServer:
+// KillSilent closes the connection that has the named lock, if that connection has run nothing for at least silence. It
+// asks the server that seen leads to. It sees connections of that node only, and without the privilege PROCESS of its
+// own account only. It finds a connection that was silent for a second so, with atItsServer:
 //
 //	SELECT ID FROM (SELECT ID, USER, HOST, … information_schema.PROCESSLIST …) p
 //	WHERE ID = IS_USED_LOCK('mysqllock-lease-…') AND COMMAND = 'Sleep' AND TIME >= 1 AND … AND ID <> CONNECTION_ID()

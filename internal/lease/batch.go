@@ -466,9 +466,9 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 	return granted, held, nil
 }
 
-// lookSQL locks the rows that nobody has locked. Of each it says: name, token, whether the
-// lease is ours, microseconds left, and for a request what becomes of it. For that the
-// connection takes the wake-up lock, if nobody has it. For a request for k, and a release of l:
+// lookSQL locks those rows that nobody has locked. Of each row it says: name, token, whether the lease is ours,
+// microseconds left, and for a request whether it may be granted: to find that out, the connection takes the wake-up
+// lock, if nobody has it. For a request for k, and a release of l:
 //
 //	SELECT name, token, owner <=> 'me',
 //	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0),
@@ -491,8 +491,8 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 		" WHERE namespace = " + schema.Literal(l.cfg.Namespace) + " AND name IN (" + strings.Join(names, ", ") + ") FOR UPDATE SKIP LOCKED"
 }
 
-// changeRowsSQL grants and releases leases whose rows are locked. The insert always meets them,
-// each by its primary key; it counts two rows for each. For a grant of k, and a release of l:
+// changeRowsSQL grants and releases leases whose rows are locked. Its INSERT always meets an existing row, by the
+// primary key, and counts two rows for each. For a grant of k, and a release of l:
 //
 //	INSERT INTO mysqllock (namespace, name) VALUES ('app', 'k'), ('app', 'l') ON DUPLICATE KEY UPDATE
 //	  token = token + (name IN ('k')),
@@ -519,7 +519,7 @@ func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 		" LEAST(expires, UTC_TIMESTAMP(6)))"
 }
 
-// byName is, in each row that has one of names, the value for that name; 0 without any.
+// byName returns an expression that has, in a row with one of names, the value for that name; "0" without any.
 //
 //	ELT(FIELD(name, 'k', 'm'), 30000000, 5000000)
 func byName(names, values []string) string {

@@ -102,8 +102,8 @@ func (l *Lease) commits(o strategy.Outcome) {
 	l.maybe = o == strategy.Unknown
 }
 
-// guard is what has to come before COMMIT for one lease. The server ends the wait for the row after
-// bound. What releases the lease, on MySQL:
+// guard returns the statements in front of COMMIT for one lease. The server ends the wait for the row after bound. What
+// releases the lease, on MySQL:
 //
 //	UPDATE mysqllock SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6))
 //	WHERE namespace = 'app' AND name = 'k' AND token = 7 AND owner = 'me'
@@ -139,9 +139,9 @@ func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
 	return texts
 }
 
-// guardSQL locks the row, whatever is in it, and fails if the lease is not held, or has no row. LIMIT is in place
-// of sql_select_limit. With subquery_to_derived MySQL would evaluate the subquery that stops it in any case: it
-// makes a table of one in a SELECT that has a table. On MySQL:
+// guardSQL locks the row, whatever is in it, and fails if the lease is not held, or has no row. LIMIT is in place of
+// sql_select_limit. With subquery_to_derived, MySQL would evaluate the subquery that makes the statement fail in any
+// case: in a SELECT with a table it turns the subquery into a derived table. On MySQL:
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(20000) SET_VAR(optimizer_switch='subquery_to_derived=off') */ IF(
 //	  MAX(r.token = 7 AND r.owner = 'me' AND (TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600
@@ -161,9 +161,9 @@ func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) str
 		" FROM "+l.cfg.Table.String()+" r WHERE "+l.row("r.", s.key)+" LIMIT 1"+lock+tail, bound)
 }
 
-// bounded has MariaDB end a statement after bound, as a hint has MySQL end a guard, and
-// lets it see rows that have changed since the transaction's snapshot, as that of
-// a renewed lease has. The application's innodb_lock_wait_timeout may be shorter.
+// bounded makes MariaDB end a statement after bound; MySQL ends a guard by a hint. It also lets MariaDB lock rows that
+// have changed since the transaction's snapshot, such as the row of a renewed lease. The application's
+// innodb_lock_wait_timeout may be shorter than bound.
 //
 //	SET STATEMENT max_statement_time = 20.000, innodb_lock_wait_timeout = 21, innodb_snapshot_isolation = OFF FOR …
 func (l *Locker) bounded(text string, bound time.Duration) string {

@@ -146,7 +146,7 @@ func (l *Lease) Detach() (err error) {
 	return err
 }
 
-// wakesSQL gives the wake-up lock back on the session that has it.
+// wakesSQL returns the statement that releases the wake-up lock on the session that has it.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ RELEASE_LOCK(_utf8mb4'mysqllock-lease-…') LIMIT 1
 func (l *Lease) wakesSQL() string {

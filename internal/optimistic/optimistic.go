@@ -107,10 +107,10 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strat
 	return versions, nil
 }
 
-// Check has the versions compared, and new ones set, if anything may have been written. If a key
-// has another version, the error matches lockerr.ErrConflict. If a key's row is locked, it matches
-// lockerr.ErrConflict and lockerr.ErrLocked. Nothing waits for a row, but up to a second while the
-// table's definition is being changed. Behind compareSQL comes, for one version:
+// Check compares the versions, and sets new ones, if the transaction may have written anything. If a key has another
+// version, the error matches lockerr.ErrConflict. If a key's row is locked, it matches lockerr.ErrConflict and
+// lockerr.ErrLocked. No statement waits for a row, but one may wait for up to a second while the table's definition is
+// being changed. Behind compareSQL comes, for one version:
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ IF(ROW_COUNT() = 2, 1, (SELECT 1 UNION ALL SELECT 2)) LIMIT 1
 func (l *Locker) Check(_ context.Context, _ *pool.Conn, held []strategy.Grant, how strategy.Commit) (check strategy.Check, err error) {

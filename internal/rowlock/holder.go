@@ -87,8 +87,8 @@ func (l *Locker) awaitedSQL(names []string, bound time.Duration) string {
 		" AND r.LOCK_STATUS = 'WAITING' AND r.LOCK_DATA IN ("+l.lockData(names)+"))")
 }
 
-// blockerSQL asks MariaDB who keeps a transaction waiting. MariaDB tells when a transaction began in whole seconds: its age is
-// at least what that makes, less one. For connection 12, which waits by a statement with the mark 6f1c:
+// blockerSQL asks MariaDB who keeps a transaction waiting. MariaDB tells in whole seconds when a transaction began, so
+// its age is at least the difference less one. For connection 12, which waits by a statement with the mark 6f1c:
 //
 //	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
 //	  b.trx_mysql_thread_id, p.USER, p.HOST, '', GREATEST(TIMESTAMPDIFF(SECOND, b.trx_started, NOW(6)) - 1, 0) * 1000000
@@ -107,11 +107,11 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" WHERE " + waiter + " AND b.trx_state <> 'LOCK WAIT' LIMIT 1"
 }
 
-// lockedBySQL asks MySQL which connection has locked one of the rows, by the lock of its transaction
-// on the table. The thread of a row's lock does not tell: it becomes that of another connection whose
-// inserts split the index page, or that waits for a row just inserted (measured on MySQL 9.7). The
-// row's lock comes first: the transactions of the others are not looked for. A lock of the gap before
-// the row locks nobody out of the row. For connection 12, which waits:
+// lockedBySQL asks MySQL which connection has locked one of the rows. It looks for the lock of that transaction on the
+// table, since the thread of a row's lock does not tell: it changes to that of another connection whose inserts split
+// the index page, or that waits for a row just inserted (measured on MySQL 9.7). The row's lock comes first in the join,
+// so that the server does not look for other transactions. A lock on the gap before a row locks nobody out of the row.
+// For connection 12, which waits:
 //
 //	/*M!100000 SET STATEMENT max_statement_time = 2.500 FOR */ SELECT /*+ MAX_EXECUTION_TIME(2500) */
 //	  t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST,

@@ -4,9 +4,9 @@ import (
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
-// Raise is the statement, for the front of COMMIT, that adds one to the versions of keys, which the
-// open transaction has locked. So a unit of work that uses one of them optimistically sees that there
-// was a commit. After an error the transaction must be rolled back. For one key:
+// Raise returns the statement, for the front of COMMIT, that adds one to the versions of keys, which the open
+// transaction has locked. By that a unit of work that uses one of the keys optimistically sees the commit. After an
+// error the transaction must be rolled back. For one key:
 //
 //	UPDATE mysqllock SET token = token + 1, expires = UTC_TIMESTAMP(6) WHERE namespace = 'app' AND name = 'k'
 //

@@ -150,11 +150,11 @@ func (l *Locker) EndQuery(ctx context.Context, mark string) {
 	})
 }
 
-// waitSQL waits in the server for the keys, in the open transaction, in one statement for each: a
-// waiter that is granted a row with a lease does not go on to wait for another. The server ends each
-// after bound, so that a waiter whose client is gone disappears by itself. mark makes their texts
-// unique, for KILL. It is in front, since servers show only the beginning of a long text. After it
-// comes for how long the caller has waited; not in what follows another wait. On MySQL:
+// waitSQL returns statements that wait in the server for the keys, in the open transaction. There is one for each key: a
+// waiter that is granted a row with a lease does not go on to wait for another row. The server ends each statement after
+// bound, so that a waiter whose client is gone disappears by itself. mark makes the texts unique, for KILL. It stands in
+// front, since servers show only the beginning of a long text. Behind it the first text says for how long the caller has
+// waited. On MySQL:
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(10000) */ /* mysqllock 6f1c waits 1 ms */
 //	  CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
