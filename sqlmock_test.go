@@ -58,6 +58,8 @@ const (
 		" ADD COLUMN versioned TINYINT UNSIGNED NOT NULL DEFAULT 0"
 	sqlHighWater     = "SELECT 1 FROM `shop`.`mysqllock` WHERE namespace = x'' AND name = x''"
 	sqlMakeHighWater = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name) VALUES (x'', x'')"
+	sqlHighWaterAnew = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token)" +
+		" VALUES (x'', x'', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))"
 
 	sqlExists = "SELECT name, token FROM `shop`.`mysqllock` WHERE namespace = x'73686f70' AND name IN (x'6b', x'0073747269706573')" + sqlAndHighWater
 	sqlInsert = "INSERT IGNORE INTO `shop`.`mysqllock` (namespace, name, token, expires)" +
@@ -238,7 +240,7 @@ func number(n uint16) error { return &mysql.MySQLError{Number: n, Message: fmt.S
 // Statements by the words of play.
 var (
 	mockExecs = map[string]string{
-		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+row": sqlInsert,
+		"+table": sqlTable, "+columns": sqlUpgrade, "+highWater": sqlMakeHighWater, "+highWaterAnew": sqlHighWaterAnew, "+row": sqlInsert,
 	}
 	mockQueries = map[string]string{"state": sqlState, "highWater": sqlHighWater, "rows": sqlExists, "stripes": sqlStripes, "try": sqlTry}
 )
@@ -416,7 +418,7 @@ func TestMockWhatIsMissingOfTheSchemaIsMadeOnce(t *testing.T) {
 		{"the table is of the older form", "auto", old, "probe state +columns state highWater? +highWater rows lock COMMIT"},
 		{"another was quicker with all of it", "auto", old, "probe state +columns!1060 state highWater rows lock COMMIT"},
 		{"the high-water mark is missing", "manual", aMySQL, "probe state highWater? +highWater rows lock COMMIT"}, // it is made in manual mode, too
-		{"the table goes later", "auto", aMySQL, "probe state highWater rows!1146 state? +table state highWater? +highWater rows? +row stripes lock COMMIT"},
+		{"the table goes later", "auto", aMySQL, "probe state highWater rows!1146 state? +table state highWater? +highWaterAnew rows? +row stripes lock COMMIT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mock(t, mysqllock.Config{Schema: c.schema})
@@ -435,7 +437,7 @@ func TestMockWhatIsMissingOfTheSchemaIsMadeOnce(t *testing.T) {
 		m := mock(t, mysqllock.Config{})
 		m.play(aMySQL, "probe state highWater")
 		m.ExpectQuery(sqlExists).WillReturnRows(sqlmock.NewRows([]string{"name", "token"}))
-		m.play(aMySQL, "state highWater? +highWater +row stripes lock COMMIT")
+		m.play(aMySQL, "state highWater? +highWaterAnew +row stripes lock COMMIT")
 		m.want(m.begin().Commit(), nil)
 	})
 }

@@ -298,7 +298,7 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 	return nil
 }
 
-// tokens is read for a table that may be missing, or lack its high-water row: these it makes.
+// tokens is read for a table that may be missing by now, or lack its high-water row: it makes these anew.
 func (r *Rows) tokens(ctx context.Context, conn driver.Conn, keys []string) (map[string]string, error) {
 	token, err := r.read(ctx, conn, keys)
 	if server.Missing(err) { // the table was dropped meanwhile
@@ -328,7 +328,7 @@ func (r *Rows) insert(ctx context.Context, conn driver.Conn, keys []string) erro
 }
 
 func (r *Rows) ensure(ctx context.Context, conn driver.Conn) error {
-	return r.cfg.Table.Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
+	return r.cfg.Table.Anew().Ensure(ctx, conn, r.cfg.Info, r.cfg.Auto)
 }
 
 // highWater stands for the high-water mark among the keys. No key is empty.

@@ -629,9 +629,9 @@ func TestWhatTheServerRefusesIsSaidInWordsThatHelp(t *testing.T) {
 			t.Errorf("without a connection of its own: %v", err)
 		}
 
-		// The table is made again, and the rows.
+		// The table is made anew, and the rows.
 		s.Exec(s.own, "DROP TABLE "+s.table.String())
-		if v := p.remember(nil, "k"); v[0].Number() != 1 {
+		if v := p.remember(nil, "k"); v[0].Number() < 1e15 { // microseconds
 			t.Errorf("in a new table: %d", v[0].Number())
 		}
 		p.control.Close()

@@ -480,6 +480,33 @@ func TestOptimisticConflictStays(t *testing.T) {
 	})
 }
 
+// TestAVersionDoesNotComeAgainInATableMadeAnew: who has read before the table was dropped, or emptied, does not commit, however
+// many commits there were since.
+func TestAVersionDoesNotComeAgainInATableMadeAnew(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for _, how := range []string{"DROP TABLE mysqllock", "TRUNCATE TABLE mysqllock"} {
+			for i := range 2 {
+				dbtest.ExecIn(t, optimistically(t), other, increment, i)
+			}
+			ctx := optimistically(t)
+			n := stock.MustRead(t, ctx, db, 1)
+			before, last := s.Token("k"), n
+			dbtest.Exec(t, s.Plain, how)
+			for range 3 {
+				last++
+				dbtest.ExecIn(t, optimistically(t), other, increment, last)
+				if after := s.Token("k"); after <= before {
+					t.Errorf("%s: the version was %d, and is %d", how, before, after)
+				}
+			}
+			_, err := db.ExecContext(ctx, increment, n+10)
+			dbtest.Is(t, how, err, mysqllock.ErrConflict)
+			s.WantStock(1, last)
+		}
+	})
+}
+
 // TestAUnitGoesOnAfterAStatementThatHasFailed, and does not conflict with itself.
 func TestAUnitGoesOnAfterAStatementThatHasFailed(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {

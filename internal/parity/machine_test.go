@@ -286,10 +286,10 @@ func (m *machine) step(s step) error {
 		defer done()
 		if s.do == "exec out of time" {
 			res, err := on.ExecContext(late, m.sleep("DO"))
-			return cmp.Or(m.unsent(a, err), m.result(res, err))
+			return cmp.Or(m.apart(a, ctx, err), m.result(res, err))
 		}
 		rows, err := on.QueryContext(late, m.sleep("SELECT"))
-		return cmp.Or(m.unsent(a, err), m.rows(rows, err, -1))
+		return cmp.Or(m.apart(a, ctx, err), m.rows(rows, err, -1))
 	case "kill":
 		if !isOwn {
 			return nil
@@ -323,12 +323,14 @@ func (m *machine) step(s step) error {
 	panic("no such step: " + s.do)
 }
 
-// unsent ends a program in which a statement in a hold was out of time before it had its session: no connection is gone then.
-func (m *machine) unsent(a *actor, err error) error {
-	if !m.locks || !a.holds || !errors.Is(err, context.DeadlineExceeded) {
+// apart ends a program in which a statement under a lock was out of time: it was on a session, or had none yet, where the plain
+// handle's statement was on the actor's connection, which is gone.
+func (m *machine) apart(a *actor, ctx context.Context, err error) error {
+	locked := a.holds || a.tx == nil && a.conn != nil && a.lock.opts != nil && ctx == a.ctx
+	if !m.locks || !locked || !errors.Is(err, context.DeadlineExceeded) {
 		return nil
 	}
-	m.see("refused: out of time in a hold")
+	m.see("refused: out of time under a lock")
 	return errRefused
 }
 

@@ -132,7 +132,7 @@ func (c *Cleaner) notify(ctx context.Context, conn driver.Conn) error {
 		if err == nil && changed == 0 { // another clean-up may have set the same just now
 			var there bool
 			if there, err = c.table.hasHighWater(ctx, conn); err == nil && !there {
-				return fmt.Errorf("the lock table lacks its high-water row; make it with:\n%s", c.table.highWaterDDL())
+				return fmt.Errorf("the lock table lacks its high-water row; make it with:\n%s", c.table.Anew().highWaterDDL())
 			}
 		}
 		switch {

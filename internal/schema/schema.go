@@ -31,6 +31,7 @@ const MaxNamespace = 255
 type Table struct {
 	schema string // "" is the default database of the connection
 	name   string
+	anew   bool // see Anew
 }
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_$-]{1,64}$`)
@@ -45,7 +46,7 @@ func Parse(s string) (Table, error) {
 	if !plainName.MatchString(name) || len(name) > 58 || ok && !plainName.MatchString(schema) {
 		return Table{}, fmt.Errorf("mysqllock: bad lock table %q: want table or schema.table, of letters, digits, _, $ and -", s)
 	}
-	return Table{schema, name}, nil
+	return Table{schema: schema, name: name}, nil
 }
 
 // String returns the quoted name, for SQL text.
@@ -108,7 +109,23 @@ func (t Table) DDL() string {
 		") ENGINE=InnoDB COMMENT='locks of mysqllock: one row a key'"
 }
 
+// Anew returns the table for a program that has used it, and finds it dropped or emptied. Tokens then go on above all
+// that there were, at the server's clock in microseconds, since somebody may still remember one of those: who began at 1
+// could come to a version that a unit of work has read before, and that would commit on what has changed since.
+func (t Table) Anew() Table {
+	t.anew = true
+	return t
+}
+
+// highWaterDDL makes the high-water row, if it is missing. For a table that is made anew:
+//
+//	INSERT IGNORE INTO mysqllock (namespace, name, token)
+//	VALUES (x'', x'', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
 func (t Table) highWaterDDL() string {
+	if t.anew {
+		return "INSERT IGNORE INTO " + t.String() + " (namespace, name, token)" +
+			" VALUES (x'', x'', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))"
+	}
 	return "INSERT IGNORE INTO " + t.String() + " (namespace, name) VALUES (x'', x'')"
 }
 
@@ -451,7 +468,7 @@ func (t Table) AlikeSQL() string {
 }
 
 // Named returns the table of that name in the same database.
-func (t Table) Named(name string) Table { return Table{t.schema, name} }
+func (t Table) Named(name string) Table { return Table{schema: t.schema, name: name} }
 
 // In returns the table with database as its schema, unless it has one. So USE on a
 // connection does not lead to another table.
