@@ -30,7 +30,7 @@ type Dropped struct {
 // Between the look at the leases and DROP TABLE the table is locked, so none is granted meanwhile.
 // DropTable waits for up to a second for transactions that use the table, and new callers wait behind it. On a
 // cluster it sees the row locks of one node only, and leases of all. A program with lockSchema=auto makes the
-// table again at its next lock, with tokens from 1.
+// table again at its next lock: with tokens from 1, or above all earlier ones if it has used the table before.
 //
 // It needs SELECT, LOCK TABLES and DROP, and MySQL or MariaDB.
 func (i *Inspector) DropTable(ctx context.Context) (Dropped, error) {
