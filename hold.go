@@ -201,7 +201,7 @@ func Slot(ctx context.Context) (slot int, ok bool) {
 // that write, commit one by one, each only as long as the lease is ours. fn's
 // context ends as soon as the lease may be lost; an fn that does not look at it
 // goes on, but cannot commit.
-// Retry is a bad hint.
+// Retry is refused.
 //
 // If the lock was lost, Do says so whatever fn returns: ErrDeadlock, ErrConflict or
 // ErrLost are joined to fn's error, unless that matches them, and Retry goes by them, too.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -81,7 +82,7 @@ func (h *Holder) Unrenewing(left time.Duration) string {
 	case h.Overdue():
 		return fmt.Sprintf("if its TTL is %s, as far as earlier leases or looks tell, its first renewal was due after %s:"+
 			" the program has ended, is frozen, cut off or too slow, or has a MaxHold; the lease ends in %s unless it is renewed",
-			rounded(expected), rounded(expected/3), rounded(left))
+			rounded(expected), rounded(schema.RenewedAfter(expected)), rounded(left))
 	}
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 )
 
@@ -131,7 +132,7 @@ type Holder struct {
 func (h *Holder) Silent() bool {
 	renewed, known := h.Renewed.Get()
 	ttl, _ := h.TTL.Get()
-	return known && renewed > ttl*2/5 // it is due after a third, give or take a tenth of that
+	return known && late(renewed, ttl)
 }
 
 // Overdue reports that the first renewal of a lease was due, if its TTL is ExpectedTTL, and was not told:
@@ -139,8 +140,11 @@ func (h *Holder) Silent() bool {
 func (h *Holder) Overdue() bool {
 	unrenewed, known := h.Unrenewed.Get()
 	expected, _ := h.ExpectedTTL.Get()
-	return known && unrenewed > expected*2/5
+	return known && late(unrenewed, expected)
 }
+
+// late reports whether a renewal is more than a fifth late: it may be a tenth late.
+func late(since, ttl time.Duration) bool { return since > schema.RenewedAfter(ttl)*6/5 }
 
 // Waiter waits for the lock in the server.
 type Waiter struct {

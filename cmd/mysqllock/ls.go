@@ -228,7 +228,7 @@ func longestWait(l inspect.Lock) (d time.Duration) {
 	return d
 }
 
-// byHolders is how to end with --exit-code.
+// byHolders returns the exit status for --exit-code.
 func byHolders(snap *inspect.Snapshot) error {
 	switch n, known := snap.Held().Known().Get(); {
 	case !known:

@@ -50,8 +50,7 @@ func (l *Lapses) Soonest(atMost time.Duration) time.Duration {
 	return atMost
 }
 
-// neglected reports a lease that was due to be renewed for long: that happens
-// when a third of the TTL has passed.
+// neglected reports whether less than half of the longest remaining time is left: a renewal is due after a third of the TTL.
 func (sl seenLease) neglected() bool { return sl.lock.Remaining < sl.longest/2 }
 
 func name(l *inspect.Lock) string { return l.Namespace + "\x00" + l.Name }

@@ -9,19 +9,16 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/purpose"
+	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/pool"
 )
-
-// interval returns how long after its grant, or its last renewal, a lease is renewed, give or take a tenth. Other times of
-// renewals are parts of it. An inspector, which may be of another version, calls a lease silent by it (Holder.Silent).
-func interval(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // schedule sets when to renew a lease that the server keeps for ttl from sent or later. The caller holds Locker.mu.
 func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
 	s.due = time.Time{}
 	if s.until.IsZero() || sent.Add(ttl).Before(s.until) {
-		usual := interval(ttl)
+		usual := schema.RenewedAfter(ttl)
 		s.due = sent.Add(usual - usual/10 + rand.N(usual/5))
 		l.changed(s.due)
 	}
@@ -100,10 +97,10 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 		if s.due.IsZero() {
 			continue
 		}
-		limit = min(limit, s.ttl/3)
+		limit = min(limit, schema.RenewedAfter(s.ttl))
 		left := s.due.Sub(now)
 		next = min(next, left)
-		if left <= interval(s.ttl)/2 {
+		if left <= schema.RenewedAfter(s.ttl)/2 {
 			due = append(due, s)
 		}
 	}
@@ -144,7 +141,7 @@ func (l *Locker) again(s *Lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !s.due.IsZero() {
-		s.due = time.Now().Add(interval(s.ttl) / 4)
+		s.due = time.Now().Add(schema.RenewedAfter(s.ttl) / 4)
 		l.changed(s.due)
 	}
 }
@@ -163,7 +160,7 @@ func (l *Locker) isBusy(s *Lease) bool {
 func (l *Locker) queueUp(s *Lease) {
 	l.mu.Lock()
 	if !s.due.IsZero() {
-		s.due = time.Now().Add(interval(s.ttl)) // in case this fails
+		s.due = time.Now().Add(schema.RenewedAfter(s.ttl)) // in case this fails
 	}
 	s.busy = true
 	l.mu.Unlock()
@@ -206,7 +203,7 @@ func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
 		return err
 	}
 	l.mu.Lock()
-	s.busy = time.Since(sent) > interval(ttl)/4
+	s.busy = time.Since(sent) > schema.RenewedAfter(ttl)/4
 	l.mu.Unlock()
 	switch {
 	case !found:

@@ -38,7 +38,8 @@ const (
 )
 
 // forms are all that matter, by their first words, and ; for the end. Words that say nothing
-// are skipped between them. The longest one counts. What commits does so if it gets that far, or where there is anything to be committed.
+// are skipped between them. The longest one counts. A form that commits says so even if its statement may fail
+// before that, or may find nothing to commit.
 var forms = tree([]row{
 	{"SELECT|TABLE|VALUES", form{Info: Info{Kind: Read}, rule: ifReads}},
 	{"SHOW|CHECKSUM|HELP", form{Info: Info{Kind: Read, Snapshot: true}}},

@@ -30,8 +30,8 @@ type Attempt struct {
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have the lock
 
-	// Once: all waits from now on are one wait for Waiting, which lasts until Finish. So the caller is not refused
-	// between two waits, and an observer sees one wait.
+	// Once has Waiting called for the first wait alone: that one counts as going on until Finish. So the caller is not
+	// refused between two waits, and an observer sees one wait.
 	Once bool
 
 	vanished time.Time       // when Vanished was true first
