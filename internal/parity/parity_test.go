@@ -68,7 +68,7 @@ func newPair(t *testing.T, d *dbtest.Database, max int, wrapped bool) *pair {
 				isolation = "tx_isolation"
 			}
 			return &machine{
-				db: sql.OpenDB(c), name: main.Name, locks: ours, hidden: wrapped && max == 0,
+				db: sql.OpenDB(c), name: main.Name, locks: ours, hidden: wrapped && max == 0, caches: d.MariaDB(),
 				names: strings.NewReplacer("$DB", main.Name, "$other", other.Name, "$tag", "_"+main.Name, "$isolation", isolation),
 				hides: strings.NewReplacer(main.Name, "DB", other.Name, "other"),
 			}
