@@ -288,14 +288,22 @@ func (b *bench) loads(w loads) error {
 				rounds = 1
 			}
 			return b.inTurns(rounds, all, func(c contender) error {
-				reports, asked, err := turn(c, w.lasting, 0)
-				for ; err == nil && !b.fileLoad(w, c, reports, asked) && b.short && wait < time.Minute; reports, asked, err = turn(c, w.lasting, 0) {
+				for {
+					reports, asked, err := turn(c, w.lasting, 0)
+					if err != nil {
+						return err
+					}
+					if b.fileLoad(w, c, reports, asked) || !b.short || wait >= time.Minute {
+						break
+					}
 					wait *= 4 // the machine is so busy that nobody has had it
 				}
-				if err == nil && w.beside > 0 {
-					if reports, _, err = turn(c, w.lasting, w.beside); err == nil {
-						b.fileBeside(w, c, reports)
-					}
+				if w.beside == 0 {
+					return nil
+				}
+				reports, _, err := turn(c, w.lasting, w.beside)
+				if err == nil {
+					b.fileBeside(w, c, reports)
 				}
 				return err
 			})

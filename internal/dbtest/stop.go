@@ -27,21 +27,27 @@ func StopWaiting(t testing.TB, admin *sql.DB, database, how string, cut func()) 
 		return id, err
 	}
 	stopped := Go(func() error {
-		err := errors.New("no statement has waited to be stopped")
+		found := false
 		for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-			id, missing := there()
+			id, err := there()
 			switch {
-			case missing != nil:
+			case errors.Is(err, sql.ErrNoRows):
 				continue
+			case err != nil:
+				return err
 			case !strings.HasPrefix(how, "KILL"):
 				cut()
 				return nil
 			}
-			if _, err = admin.Exec(fmt.Sprintf("%s %d", how, id)); server.Number(err) == server.NoSuchThread {
-				err = nil
+			found = true
+			if _, err := admin.Exec(fmt.Sprintf("%s %d", how, id)); err != nil && server.Number(err) != server.NoSuchThread {
+				return err
 			}
 		}
-		return err
+		if !found {
+			return errors.New("no statement has waited to be stopped")
+		}
+		return nil
 	})
 	return func() {
 		t.Helper()
