@@ -293,7 +293,7 @@ func (r *Rows) makeOn(ctx context.Context, conn driver.Conn, keys []string) erro
 		}
 	}
 	for _, key := range keys {
-		r.add(key, token[key] != "" && token[key] != "0")
+		r.add(key, past{lease: token[key] != "" && token[key] != "0"})
 	}
 	return nil
 }
@@ -381,12 +381,17 @@ func (r *Rows) insertSQL(keys []string) string {
 		" FROM " + r.cfg.Table.String() + " JOIN " + schema.List(lines, "k") + " WHERE " + schema.HighWater + lock
 }
 
-// known remembers which keys have rows, and which of them ever had a lease. It is bounded:
-// when the newer half is full, the older half is forgotten. A forgotten key costs one
-// plain read.
+// known remembers which keys have rows, and what these rows have had. It is bounded: when the
+// newer half is full, the older half is forgotten. A forgotten key costs one plain read.
 type known struct {
 	mu           sync.Mutex
-	newer, older map[string]bool // whether the key has had a lease
+	newer, older map[string]past
+}
+
+// past is what a key's row is known to have had at some time.
+type past struct {
+	lease   bool
+	version bool // and has for ever: see package schema
 }
 
 const knownHalf = 16384 // keys; both halves of 40-byte keys are about 3 MB
@@ -399,8 +404,8 @@ func (k *known) missing(keys []string) (out []string) {
 		if _, ok := k.newer[key]; ok {
 			continue
 		}
-		if leased, ok := k.older[key]; ok {
-			k.put(key, leased)
+		if p, ok := k.older[key]; ok {
+			k.put(key, p)
 			continue
 		}
 		out = append(out, key)
@@ -408,21 +413,40 @@ func (k *known) missing(keys []string) (out []string) {
 	return out
 }
 
-// add remembers key; that it has had a lease is not forgotten by it.
-func (k *known) add(key string, leased bool) {
+// add remembers key, with p beside what is known of it.
+func (k *known) add(key string, p past) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(key, leased || k.newer[key] || k.older[key])
+	before := k.past(key)
+	k.put(key, past{before.lease || p.lease, before.version || p.version})
+}
+
+// past returns what is known of key. k.mu is held.
+func (k *known) past(key string) past {
+	if p, ok := k.newer[key]; ok {
+		return p
+	}
+	return k.older[key]
 }
 
 // NoteLeased notes that key's row has a lease, or had one.
-func (k *known) NoteLeased(key string) { k.add(key, true) }
+func (k *known) NoteLeased(key string) { k.add(key, past{lease: true}) }
+
+// NoteVersioned notes that key's row has a version.
+func (k *known) NoteVersioned(key string) { k.add(key, past{version: true}) }
 
 // Leased reports whether key's row is known to have had a lease at some time.
 func (k *known) Leased(key string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.newer[key] || k.older[key]
+	return k.past(key).lease
+}
+
+// Versioned reports whether key's row is known to have a version.
+func (k *known) Versioned(key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.past(key).version
 }
 
 // Forget is for keys whose rows have turned out to be missing.
@@ -435,11 +459,11 @@ func (k *known) Forget(keys []string) {
 	}
 }
 
-func (k *known) put(key string, leased bool) {
+func (k *known) put(key string, p past) {
 	if _, ok := k.newer[key]; !ok && (k.newer == nil || len(k.newer) >= knownHalf) {
-		k.newer, k.older = make(map[string]bool), k.newer
+		k.newer, k.older = make(map[string]past), k.newer
 	}
-	k.newer[key] = leased
+	k.newer[key] = p
 }
 
 // OwnerOf names this process, as one that does not name itself: its host, its id, and the program

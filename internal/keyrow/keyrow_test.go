@@ -224,10 +224,10 @@ func TestAHolderIsItsOwnerWithoutTheDigits(t *testing.T) {
 
 func TestKnownIsBounded(t *testing.T) {
 	var k known
-	k.add("leased", true)
-	k.add("plain", false)
+	k.add("leased", past{lease: true})
+	k.add("plain", past{})
 	for i := range knownHalf + 10 {
-		k.add(strconv.Itoa(i), false)
+		k.add(strconv.Itoa(i), past{})
 		if i%1000 == 0 && len(k.missing([]string{"leased"})) > 0 {
 			t.Fatal("what is used is forgotten")
 		}
@@ -235,12 +235,12 @@ func TestKnownIsBounded(t *testing.T) {
 	if !k.Leased("leased") {
 		t.Error("that it had a lease is forgotten")
 	}
-	k.add("leased", false)
+	k.add("leased", past{})
 	if !k.Leased("leased") {
 		t.Error("that it had a lease is forgotten when it is seen again")
 	}
 	for i := range 2 * knownHalf {
-		k.add(strconv.Itoa(-i), false)
+		k.add(strconv.Itoa(-i), past{})
 	}
 	if len(k.missing([]string{"plain"})) == 0 || len(k.newer)+len(k.older) > 2*knownHalf {
 		t.Errorf("%d and %d are remembered", len(k.newer), len(k.older))

@@ -448,6 +448,34 @@ func TestAWriteAloneRunsOnlyUnderItsLock(t *testing.T) {
 	})
 }
 
+// TestAWriteAloneIsOnePacketAlsoAfterALease: only a version, which the write has to raise, costs more, and then not also a text that
+// is refused.
+func TestAWriteAloneIsOnePacketAlsoAfterALease(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, tap := joined(s, mysqllock.Config{})
+		sell := func(key string) func() error {
+			return func() error {
+				return dbtest.Err(db.ExecContext(lockctx.With(dbtest.Limited(t), key), "UPDATE p SET stock = stock - 1 WHERE id = 1"))
+			}
+		}
+		for range 10 { // until the lock statement is prepared
+			dbtest.OK(t, sell("leased")())
+			dbtest.OK(t, sell("versioned")())
+		}
+		lease, err := mysqllock.Acquire(dbtest.Limited(t), db, "leased", lockctx.Lease(time.Minute))
+		dbtest.OK(t, err)
+		dbtest.OK(t, lease.Release())
+		tap.Costs(t, "a key that had a lease", 1, sell("leased"))
+		dbtest.Exec(t, s.Plain, "UPDATE mysqllock SET owner = 'x', expires = UTC_TIMESTAMP(6) WHERE name = 'leased'")
+		dbtest.OK(t, sell("leased")())
+		tap.Costs(t, "a key that had a lease which expired", 1, sell("leased"))
+
+		dbtest.ExecIn(t, lockctx.With(dbtest.Limited(t), "versioned", lockctx.Optimistic()), db, "UPDATE p SET stock = 10 WHERE id = 1")
+		dbtest.OK(t, sell("versioned")())
+		tap.Costs(t, "a key that has a version", 3, sell("versioned"))
+	})
+}
+
 // TestNoneOfManyWritesAloneIsLost, beside others that read first, in two processes.
 func TestNoneOfManyWritesAloneIsLost(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {

@@ -543,8 +543,8 @@ func (a *attempt) behind() *Behind {
 		return nil
 	}
 	inOneText := !a.c.ByCalls() && a.c.Packs(2)
-	refusedByLease := b.Writes && a.cfg.Rows.Leased(a.keys[0].Name)
-	if !inOneText || refusedByLease {
+	refused := b.Writes && a.cfg.Rows.Versioned(a.keys[0].Name) // by aloneSQL, each time
+	if !inOneText || refused {
 		return nil
 	}
 	return b
@@ -692,6 +692,9 @@ func (a *attempt) granted(rows [][]string) error {
 		token, owner, versioned := rows[i][1], rows[i][2], rows[i][3]
 		if token != "0" {
 			a.cfg.Rows.NoteLeased(key.Name)
+		}
+		if versioned != "0" {
+			a.cfg.Rows.NoteVersioned(key.Name)
 		}
 		if versioned != "0" && !key.Shared {
 			a.locked.Versioned = append(a.locked.Versioned, key.Name)

@@ -101,7 +101,7 @@ func (a *attempt) trySQL() (texts []string) {
 	return append(texts, a.settings("")+a.selects(a.keys, server.Untimed, " NOWAIT"))
 }
 
-// aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has had a lease or a version, or the server
+// aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has a lease or a version, or the server
 // takes no writes, it fails, so that what is behind it in a text does not run. An aggregate returns a row in any case.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), MAX(token), NULL,
