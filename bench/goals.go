@@ -82,21 +82,21 @@ var goals = []goal{
 		return r.results.median(label{processes, 16, 0, advisory, on}, shareLeast)
 	}},
 	{"advisory, handoff to another process against GET_LOCK on pinned connections", 1.3, false, passedOn(advisory)},
-	{hotAim(inBegin, ""), 0.85, true, hotRate(hotRow, 64, 0, inBegin, handLocked)},
-	{hotAim(inHotDo, ""), 1, true, hotRate(hotRow, 64, 0, inHotDo, handLocked)},
-	{hotAim(apartJoined, ""), 1, true, hotRate(hotRow, 64, 0, apartJoined, handLocked)},
-	{hotAim(inBegin, ", 0.5 ms away"), 0.65, true, hotRate(hotRow, 64, farDelay, inBegin, handLocked)},
-	{hotAim(inHotDo, ", 0.5 ms away"), 0.65, true, hotRate(hotRow, 64, farDelay, inHotDo, handLocked)},
-	{hotAim(apartJoined, ", 0.5 ms away"), 1.2, true, hotRate(hotRow, 64, farDelay, apartJoined, handLocked)},
-	{hotAim(inBegin, ", 2 ms away"), 0.65, true, hotRate(hotRow, 64, 4*farDelay, inBegin, handLocked)},
-	{hotAim(inHotDo, ", 2 ms away"), 0.65, true, hotRate(hotRow, 64, 4*farDelay, inHotDo, handLocked)},
-	{hotAim(apartJoined, ", 2 ms away"), 1.2, true, hotRate(hotRow, 64, 4*farDelay, apartJoined, handLocked)},
-	{hotAim(inBegin, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, inBegin+fewEach, handLocked+fewEach)},
-	{hotAim(inHotDo, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, inHotDo+fewEach, handLocked+fewEach)},
-	{hotAim(apartJoined, ", 3 processes of 8"), 0.8, true, hotRate(hotRow, 8, 0, apartJoined+fewEach, handLocked+fewEach)},
-	{hotAim(inBegin, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inBegin+fewEach, handLocked+fewEach)},
-	{hotAim(inHotDo, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, inHotDo+fewEach, handLocked+fewEach)},
-	{hotAim(apartJoined, ", 3 processes of 100, 5 keys, for a second each"), 0.8, true, hotRate(rush, 100, 0, apartJoined+fewEach, handLocked+fewEach)},
+	{hotNear.aim(inBegin), 0.85, true, hotNear.against(handLocked, inBegin)},
+	{hotNear.aim(inHotDo), 1, true, hotNear.against(handLocked, inHotDo)},
+	{hotNear.aim(apartJoined), 1, true, hotNear.against(handLocked, apartJoined)},
+	{hotHalf.aim(inBegin), 0.65, true, hotHalf.against(handLocked, inBegin)},
+	{hotHalf.aim(inHotDo), 0.65, true, hotHalf.against(handLocked, inHotDo)},
+	{hotHalf.aim(apartJoined), 1.2, true, hotHalf.against(handLocked, apartJoined)},
+	{hotTwo.aim(inBegin), 0.65, true, hotTwo.against(handLocked, inBegin)},
+	{hotTwo.aim(inHotDo), 0.65, true, hotTwo.against(handLocked, inHotDo)},
+	{hotTwo.aim(apartJoined), 1.2, true, hotTwo.against(handLocked, apartJoined)},
+	{hotFew.aim(inBegin), 0.8, true, hotFew.against(handLocked, inBegin)},
+	{hotFew.aim(inHotDo), 0.8, true, hotFew.against(handLocked, inHotDo)},
+	{hotFew.aim(apartJoined), 0.8, true, hotFew.against(handLocked, apartJoined)},
+	{hotRush.aim(inBegin), 0.8, true, hotRush.against(handLocked, inBegin)},
+	{hotRush.aim(inHotDo), 0.8, true, hotRush.against(handLocked, inHotDo)},
+	{hotRush.aim(apartJoined), 0.8, true, hotRush.against(handLocked, apartJoined)},
 	{pingAim(inBegin), 1, false, pinged(inBegin)},
 	{pingAim(inHotDo), 1, false, pinged(inHotDo)},
 	{pingAim(apartJoined), 1, false, pinged(apartJoined)},
@@ -173,12 +173,25 @@ const (
 	noServer    = "a queue in the process, without a server,"
 )
 
-// bounds are contenders that do what the server has to do for a goal and no more,
-// by the goal's measure. Only what goes beyond is the driver's own.
-var bounds = map[string]struct {
+// bound is a contender that does what the server has to do for a goal and no more, by the
+// goal's measure. Only what goes beyond is the driver's own.
+type bound struct {
 	name string
 	got  func(r *record, on string) float64
-}{
+}
+
+// boundOf returns the bound of a goal.
+func boundOf(goal string) (bound, bool) {
+	for _, p := range []hotPlace{hotNear, hotHalf, hotTwo, hotFew, hotRush} {
+		if goal == p.aim(inBegin) || goal == p.aim(inHotDo) { // the other way has no lock before the read
+			return bound{"the same with a lock by hand, then the read,", p.against(handLocked, lockedFirst)}, true
+		}
+	}
+	b, ok := bounds[goal]
+	return b, ok
+}
+
+var bounds = map[string]bound{
 	hotGrants:         {noServer, grants(asTheyCome, hot, 64, queued)},
 	hotGrantsTuned:    {noServer, grants(tuned, hot, 64, queued)},
 	sharedGrants:      {longerTurns, grants(asTheyCome, processes, 16, longTurns)},
@@ -312,15 +325,32 @@ func locked(strategy string, delay time.Duration) func(*record, string) float64 
 	return func(r *record, on string) float64 { return r.sale(strategy, unlocked, on, delay) }
 }
 
-// hotAim is what the goal for a way to sell from a hot row is called.
-func hotAim(way, where string) string {
-	return "a " + way + where + ", sales a second against FOR UPDATE by hand"
+// hotPlace is where a hot row is sold from.
+type hotPlace struct {
+	where string // in the names of goals
+	of    label  // without contender and server
+	few   string // the end of the contenders' names
 }
 
-// hotRate is a rate against that of FOR UPDATE by hand.
-func hotRate(workload string, n int, delay time.Duration, way, byHand string) func(*record, string) float64 {
+var (
+	hotNear = hotPlace{"", label{Workload: hotRow, N: 64}, ""}
+	hotHalf = hotPlace{", 0.5 ms away", label{Workload: hotRow, N: 64, Delay: farDelay}, ""}
+	hotTwo  = hotPlace{", 2 ms away", label{Workload: hotRow, N: 64, Delay: 4 * farDelay}, ""}
+	hotFew  = hotPlace{", 3 processes of 8", label{Workload: hotRow, N: 8}, fewEach}
+	hotRush = hotPlace{", 3 processes of 100, 5 keys, for a second each", label{Workload: rush, N: 100}, fewEach}
+)
+
+// aim is what the goal for a way to sell is called.
+func (p hotPlace) aim(way string) string {
+	return "a " + way + p.where + ", sales a second against FOR UPDATE by hand"
+}
+
+// against is the rate of a way to sell against that of another.
+func (p hotPlace) against(other, way string) func(*record, string) float64 {
 	return func(r *record, on string) float64 {
-		return r.ratio(label{workload, n, delay, way, on}, label{workload, n, delay, byHand, on}, rate)
+		a, b := p.of, p.of
+		a.Contender, a.Server, b.Contender, b.Server = way+p.few, on, other+p.few, on
+		return r.ratio(a, b, rate)
 	}
 }
 
@@ -349,7 +379,7 @@ func (r *record) goals() (all []outcome) {
 		for _, on := range []string{onMySQL, onMariaDB} {
 			if got := g.got(r, on); !math.IsNaN(got) && !math.IsInf(got, 0) {
 				o := outcome{g.what, on, g.limit, g.least, rounded(got), got == g.limit || got > g.limit == g.least, ""}
-				if bound, ok := bounds[g.what]; ok && !o.Met {
+				if bound, ok := boundOf(g.what); ok && !o.Met {
 					if least := bound.got(r, on); !math.IsNaN(least) {
 						o.Why = fmt.Sprintf("%s is at %s", bound.name, number(least))
 					}

@@ -16,6 +16,7 @@ import (
 // written.
 const (
 	handLocked  = "hot row, FOR UPDATE by hand"
+	lockedFirst = "hot row, lock, then read, by hand" // what a lock that is not that of the row itself cannot do without
 	inBegin     = "hot row, BeginTx"
 	inHotDo     = "hot row, Do"
 	apartJoined = "hot row, read, then write"
@@ -24,8 +25,8 @@ const (
 )
 
 var (
-	hotRowNames = []string{handLocked, inBegin, inHotDo, apartJoined}
-	hotRowFew   = []string{handLocked + fewEach, inBegin + fewEach, inHotDo + fewEach, apartJoined + fewEach}
+	hotRowNames = []string{handLocked, lockedFirst, inBegin, inHotDo, apartJoined}
+	hotRowFew   = []string{handLocked + fewEach, lockedFirst + fewEach, inBegin + fewEach, inHotDo + fewEach, apartJoined + fewEach}
 )
 
 // inRush is for how long a caller in a rush is ready to wait, and rushKeys how many products there are.
@@ -77,6 +78,14 @@ func hotRows(on string) (all []contender) {
 	}
 	add(handLocked, true, func(ctx context.Context, db *sql.DB, _ string, id int) error {
 		return inTx(ctx, db, func(tx *sql.Tx) error { return sellLocking(ctx, tx, " FOR UPDATE", id) })
+	})
+	add(lockedFirst, true, func(ctx context.Context, db *sql.DB, key string, id int) error {
+		return inTx(ctx, db, func(tx *sql.Tx) error {
+			if err := lockRow(ctx, tx, key); err != nil {
+				return err
+			}
+			return sellLocking(ctx, tx, "", id)
+		})
 	})
 	add(inBegin, false, func(ctx context.Context, db *sql.DB, key string, id int) error {
 		ctx = lockctx.With(ctx, key)

@@ -334,7 +334,8 @@ func (r *record) plotHotRow() string {
 		}
 		one := series{bar: bar{name: strings.TrimPrefix(x.Name, "hot row, ") + " · " + x.Server, ours: true}, dashed: x.Server == onMariaDB}
 		for _, delay := range hotRowDelays {
-			one.values = append(one.values, hotRate(hotRow, 64, delay, x.Name, handLocked)(r, x.Server))
+			at := hotPlace{of: label{Workload: hotRow, N: 64, Delay: delay}}
+			one.values = append(one.values, at.against(handLocked, x.Name)(r, x.Server))
 		}
 		c.series = append(c.series, one)
 	}

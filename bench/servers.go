@@ -292,6 +292,7 @@ var schema = []string{
 	// leaves its locks on gaps.
 	"CREATE TABLE bench.rows_to_lock (name VARBINARY(255) PRIMARY KEY) ENGINE=InnoDB",
 	"INSERT INTO bench.rows_to_lock VALUES ('" + product + "')",
+	"INSERT INTO bench.rows_to_lock SELECT CONCAT('" + product + "', id) FROM bench.products",
 	"INSERT INTO bench.rows_to_lock WITH RECURSIVE n AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 999) SELECT CONCAT('" + product + "-', i) FROM n",
 	// For INSERT and DELETE: a row is a lock.
 	"CREATE TABLE bench.rows_of_notes (name VARBINARY(255) PRIMARY KEY, owner BIGINT, token BIGINT NOT NULL) ENGINE=InnoDB",
