@@ -15,7 +15,6 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -24,7 +23,6 @@ import (
 // tree each, or against the one that MYSQLLOCK_TEST_DSN names.
 
 func TestMain(m *testing.M) {
-	server.FixForm(server.Packet) // else it would depend on how busy the machine is
 	jobs().Run()
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }

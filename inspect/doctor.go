@@ -219,13 +219,8 @@ func (e *examination) packets(ctx context.Context) error {
 	case why != "":
 		e.add(name, Note, "those of the driver go one by one to a session that is answered like this connection;"+
 			" sessions ask for multiStatements=true: "+why, "")
-	case trip <= server.Near:
-		e.add(name, OK, fmt.Sprintf("the server takes them in one text; two of the driver's go one by one to sessions,"+
-			" which is quicker so near to it:"+
-			" a statement takes %v, at most %v", trip.Round(time.Microsecond), server.Near), "")
 	default:
-		e.add(name, OK, fmt.Sprintf("those of the driver go to sessions in one text:"+
-			" a statement takes %v, more than %v", trip.Round(time.Microsecond), server.Near), "")
+		e.add(name, OK, fmt.Sprintf("those of the driver go to sessions in one text; a statement takes %v", trip.Round(time.Microsecond)), "")
 	}
 	return nil
 }

@@ -162,6 +162,14 @@ func (p *Pool) limited() int { return p.permits - len(p.idle) - p.beside }
 // holds the budget's mutex.
 func (p *Pool) mayHave(beside bool) bool { return beside || p.limited() < p.cfg.Max }
 
+// Spare reports whether callers may occupy connections that they cannot use yet: the pool shares no budget, and less than half of
+// Config.Max connections are in use.
+func (p *Pool) Spare() bool {
+	p.budget.mu.Lock()
+	defer p.budget.mu.Unlock()
+	return !p.bounded && 2*p.limited() < p.cfg.Max
+}
+
 // dequeue removes a caller that is served from the queue.
 func (p *Pool) dequeue(a *asker) {
 	now := time.Now()

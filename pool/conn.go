@@ -28,7 +28,6 @@ type Conn struct {
 	tainted  bool                 // the connection has session state that must not reach the next user; guarded by the turn
 	prepared map[string]*prepared // by text; guarded by the turn
 	opened   time.Time            // when the connection was opened, or adopted
-	trip     time.Duration        // how long the statement took that identified the connection
 	several  bool                 // the server takes several statements in a text on this connection
 	State    any                  // what users keep with the connection from one Acquire to the next; guarded by the turn
 	sockets  *socket.Group        // of a connection of a pool
@@ -160,12 +159,10 @@ func (c *Conn) identify(ctx context.Context, ask string) (found Found, err error
 	if ask != "" {
 		text += ", " + ask
 	}
-	sent := time.Now()
 	rows, err := server.Query(ctx, c.Conn, text+" LIMIT 1") // which overrides sql_select_limit
 	if err != nil {
 		return found, err
 	}
-	c.trip = time.Since(sent)
 	if len(rows) != 1 || len(rows[0]) < 4 {
 		return found, errors.New("mysqllock: unexpected result when reading the settings of a connection")
 	}

@@ -70,9 +70,6 @@ func (p *Pool) connect(ctx context.Context, as As) (*Conn, error) {
 		default:
 			_ = c.AwaitTurn(context.Background()) // it is free
 		}
-		if err == nil {
-			p.noteTrip(c.trip)
-		}
 		done <- result{c, err}
 		b.mu.Unlock()
 	}()

@@ -15,7 +15,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -98,8 +97,6 @@ type Pool struct {
 	acquired int64
 	waited   int64
 	waitTime time.Duration
-
-	trip atomic.Int64 // about how long a statement to the server and back takes, in nanoseconds: see [Conn.Send]
 }
 
 // New returns a pool. It opens no connection before the first Acquire. The pool has one goroutine, which runs from the first

@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/mysqllock/mysqllock/internal/server"
 )
@@ -13,7 +12,7 @@ import (
 // error without a number of the server's, nobody knows which statements behind the answered ones have run, and the connection is of
 // no more use. The caller has the turn.
 func (c *Conn) Send(ctx context.Context, texts ...string) (answers [][][]string, err error) {
-	return c.sendAs(ctx, c.Packs(len(texts)), texts)
+	return c.sendAs(ctx, len(texts) > 1 && c.Packs(), texts)
 }
 
 // sendAs is Send as one text, or one by one.
@@ -28,28 +27,8 @@ func (c *Conn) sendAs(ctx context.Context, packet bool, texts []string) (answers
 	return answers, err
 }
 
-// Packs reports whether Send now sends so many statements as one text. Near the server it does so only from three statements on: see
-// [server.Near].
-func (c *Conn) Packs(statements int) bool {
-	return statements > 1 && c.several && (c.pool.Far() || statements > 2 && server.FixedForm() != server.Single)
-}
-
-// Far reports whether the server is so far away that two statements are sent as one text: see [server.Near].
-func (p *Pool) Far() bool {
-	if form := server.FixedForm(); form != server.Auto {
-		return form == server.Packet
-	}
-	return time.Duration(p.trip.Load()) > server.Near
-}
-
-// noteTrip notes how long a statement took. A slow statement may have been slow for other reasons than the distance, so it counts for at
-// most twice the known time. The caller has the budget's mutex.
-func (p *Pool) noteTrip(trip time.Duration) {
-	if known := time.Duration(p.trip.Load()); known > 0 {
-		trip = min(trip, 2*known)
-	}
-	p.trip.Store(int64(trip))
-}
+// Packs reports whether Send sends several statements as one text.
+func (c *Conn) Packs() bool { return c.several && server.FixedForm() == server.Packet }
 
 // Splits reports whether the server runs a caller's text with a semicolon as several statements, although the DSN does not ask for that.
 func (c *Conn) Splits() bool { return c.pool != nil && c.pool.cfg.Splits }

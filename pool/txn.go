@@ -126,7 +126,7 @@ func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after
 	}()
 	if t.tx == nil {
 		texts := append(append(append(make([]string, 0, len(before)+1+len(after)), before...), "COMMIT"), after...)
-		packet := t.c.Packs(len(texts))
+		packet := len(texts) > 1 && t.c.Packs()
 		answers, err := t.c.sendAs(ctx, packet, texts)
 		return len(answers), packet || len(answers) >= len(before), err
 	}

@@ -52,8 +52,9 @@ func (h *Handle) Session(ctx context.Context, l *Locks, asker Caller, wait time.
 // Short returns which bound keeps a caller from a session now; nil if none does.
 func (l *Locks) Short() error { return l.sessions.Exhausted() }
 
-// Far reports whether the server is so far away that round trips cost more than the server's work.
-func (l *Locks) Far() bool { return l.sessions.Far() }
+// Spare reports whether a caller may occupy a session before it can use it: sessions have a bound of their own, and less
+// than half of them are in use.
+func (l *Locks) Spare() bool { return l.sessions.Spare() }
 
 // acquire takes a connection of p. The caller queues until ctx ends, as it does in database/sql. It gives up
 // earlier only if it has not moved up for as long as wait, and for at least a second: then units of work

@@ -410,7 +410,7 @@ func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, lea
 // changeAndCommit runs text, and commits if that has changed so many rows. maybe is as in changeRows. In one text a guard
 // checks the number; if statements go one by one, that would cost a command more.
 func (lc *lockConn) changeAndCommit(ctx context.Context, text string, rows int, info server.Info) (maybe bool, err error) {
-	if lc.c.Packs(2) {
+	if lc.c.Packs() {
 		answers, err := lc.send(ctx, text, info.Guard(fmt.Sprintf("ROW_COUNT() = %d", rows)), "COMMIT")
 		return len(answers) >= 2 || unknown(err), err // what comes after COMMIT may have failed, too
 	}

@@ -26,7 +26,6 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are killed all the time
-	server.FixForm(server.Packet)           // what a COMMIT is sent with is one command, however near the server is
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 

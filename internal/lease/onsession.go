@@ -108,7 +108,7 @@ func (l *Locker) grantsOnSessions() bool {
 // first.
 func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
 	take := a.takeBy(a.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
-	if !lc.c.Packs(2) {
+	if !lc.c.Packs() {
 		if ans, err = lc.ask(ctx, take); err != nil {
 			return ans, unknown(err), err
 		}

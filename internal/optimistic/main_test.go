@@ -29,7 +29,6 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // connections are cut on purpose
-	server.FixForm(server.Packet)           // else it would depend on how busy the machine is
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 

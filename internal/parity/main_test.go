@@ -8,12 +8,10 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"go.uber.org/goleak"
 
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 func TestMain(m *testing.M) {
-	server.FixForm(server.Packet)           // a caller's statements go out with the driver's own, as far from the server
 	_ = mysql.SetLogger(&mysql.NopLogger{}) // lost connections are what it is about
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }

@@ -77,6 +77,8 @@ type waiter struct {
 	refused error
 	next    chan struct{} // closed when the waiter is the next, and may wait in the server; nil if it does not ask for that
 	called  bool          // next is closed
+
+	goesAhead func() bool // see Ends.Next
 }
 
 // queued reports whether w still waits to come to the front.
@@ -148,6 +150,7 @@ type Ticket struct {
 	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
 	since     time.Time       // when holder was set
 	giver     any             // identifies who may hand the lock over: see GrantedBy
+	used      bool            // see Used; guarded by Queue.mu
 	handed    any             // what the previous holder has handed over
 	asks      bool            // see Asks; guarded by Queue.mu
 	told      bool            // see Told; guarded by Queue.mu
@@ -213,9 +216,10 @@ type Ends struct {
 	At     time.Time
 	Closed <-chan struct{} // ends the wait with lockerr.ErrClosed
 	Ahead  *Ahead          // is set to what the callers in front knew when the wait ended; nil for not to ask
-	// Next ends the wait with success as soon as the caller is the next: see [Ticket.Next]. It is for a caller that
-	// wants one key alone.
-	Next bool
+	// Next, if it returns true, ends the wait with success as soon as the caller is the next, and the ticket in front is
+	// in use: see [Ticket.Next] and [Ticket.Used]. It is for a caller that wants one key alone. It must not call the
+	// Queue. nil is for a caller that waits until it is in front.
+	Next func() bool
 }
 
 // Ahead is what the callers in front of a waiter know of the key when the wait ends.
@@ -269,8 +273,8 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 			return err
 		}
 	}
-	if ends.Next {
-		w.next = make(chan struct{})
+	if ends.Next != nil {
+		w.next, w.goesAhead = make(chan struct{}), ends.Next
 	}
 	w.element = l.waiting.PushBack(w)
 	l.callNext()
@@ -435,13 +439,13 @@ func (kq *keyQueue) next() *waiter {
 }
 
 // callNext tells the first waiter that it is the next: if the waiter asks for that, and the ticket in front has the
-// key and could hand the key over to it.
+// key, could hand the key over to it, and is in use.
 func (kq *keyQueue) callNext() {
 	element := kq.waiting.Front()
-	if element == nil || len(kq.front) != 1 || kq.front[0].holder == nil {
+	if element == nil || len(kq.front) != 1 || !kq.front[0].used {
 		return
 	}
-	if w := element.Value.(*waiter); w.next != nil && !w.called && w.giver == kq.front[0].giver {
+	if w := element.Value.(*waiter); w.next != nil && !w.called && w.giver == kq.front[0].giver && w.goesAhead() {
 		w.called = true
 		close(w.next)
 	}
@@ -663,6 +667,15 @@ func (t *Ticket) GrantedBy(giver any, h *lockerr.Holder) {
 			p.queue.pending--
 			t.q.advance(p.queue)
 		}
+	}
+}
+
+// Used notes that something has run under the ticket's lock, so that its end takes a COMMIT.
+func (t *Ticket) Used() {
+	t.q.mu.Lock()
+	defer t.q.mu.Unlock()
+	t.used = true
+	for _, p := range t.positions {
 		p.queue.callNext()
 	}
 }

@@ -181,7 +181,7 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 		t.Helper()
 		got := make(chan *Ticket, 1)
 		go func() {
-			ticket, err := q.Enter(ctx, alone("k"), from, Ends{Next: true})
+			ticket, err := q.Enter(ctx, alone("k"), from, Ends{Next: func() bool { return true }})
 			dbtest.OK(t, err)
 			got <- ticket
 		}()
@@ -202,16 +202,20 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var q Queue
 				front := enter(t, &q, "k")
-				if !test.late {
+				use := func() {
 					front.GrantedBy(test.from, &lockerr.Holder{ConnectionID: 1})
+					front.Used()
+					synctest.Wait()
+				}
+				if !test.late {
+					use()
 				}
 				got := next(t, &q, "us")
 				if test.late {
 					if len(got) > 0 {
 						t.Fatal("it is told that it is the next before the one in front has the key")
 					}
-					front.GrantedBy(test.from, &lockerr.Holder{ConnectionID: 1})
-					synctest.Wait()
+					use()
 				}
 				if test.from != "us" {
 					if len(got) > 0 {
@@ -228,6 +232,7 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 				}
 				if test.granted {
 					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
+					ahead.Used()
 					front.Leave()
 				} else {
 					front.Leave()
@@ -235,6 +240,7 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 						t.Error("it is not in front")
 					}
 					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
+					ahead.Used()
 				}
 				if h := q.Holder("k"); h == nil || h.ConnectionID != 2 || ahead.Next() {
 					t.Errorf("%v has the key", h)
@@ -245,6 +251,37 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 				}
 				last.Leave() // it gives up
 				ahead.Leave()
+				q.empty(t)
+			})
+		})
+	}
+}
+
+// TestTheNextIsNotCalledWhereItNeedNotWait: the one in front has run nothing, so that the lock can be handed over as it is, or the
+// next does not want to wait elsewhere now.
+func TestTheNextIsNotCalledWhereItNeedNotWait(t *testing.T) {
+	for name, test := range map[string]struct{ used, wants bool }{"nothing has run": {wants: true}, "it does not want to": {used: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var q Queue
+				front := enter(t, &q, "k")
+				front.GrantedBy("us", &lockerr.Holder{ConnectionID: 1})
+				if test.used {
+					front.Used()
+				}
+				got := make(chan *Ticket, 1)
+				go func() {
+					ticket, err := q.Enter(ctx, alone("k"), "us", Ends{Next: func() bool { return test.wants }})
+					dbtest.OK(t, err)
+					got <- ticket
+				}()
+				synctest.Wait()
+				if len(got) > 0 || !front.Handoff("us", "the lock") {
+					t.Fatal("it was called")
+				}
+				next := <-got
+				dbtest.Equal(t, "%v was handed over, want %v", next.HandedOver(), "the lock")
+				next.Leave()
 				q.empty(t)
 			})
 		})

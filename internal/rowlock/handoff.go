@@ -28,6 +28,9 @@ type Handoff struct {
 	broken    func() // the argument of Give, for a next caller that has to hand the lock on at once
 }
 
+// Used notes that something has run in the transaction, so that the next caller may go ahead: see [Request.Ahead].
+func (h *Handoff) Used() { h.ticket.Used() }
+
 // handoff returns the Handoff of the lock of a; nil if the lock cannot be handed over.
 func (a *attempt) handoff() *Handoff {
 	if !a.takesHandoff() || len(a.locked.Versioned) > 0 || a.c.ByCalls() {
@@ -79,7 +82,7 @@ func (h *Handoff) passes() bool {
 // lock would be a round trip of its own, for which the caller that commits would wait. Nor while other processes wait
 // for the key: one of them gets the key at the COMMIT, and the lock would fail.
 func (h *Handoff) Commits() bool {
-	return h.commits < h.l.cfg.HandOvers && h.c.Packs(2) && h.passes() && !h.ticket.SeenOtherProcess()
+	return h.commits < h.l.cfg.HandOvers && h.c.Packs() && h.passes() && !h.ticket.SeenOtherProcess()
 }
 
 // Commit commits, and locks the key for the next caller. If locked is false without an error, the transaction is

@@ -93,6 +93,9 @@ func TestALockPassesACallerThatGoesAtItsHandoff(t *testing.T) {
 	})
 }
 
+// handsOver has a handle hand locks over on MariaDB, too: nobody waits ahead on a budget of connections.
+var handsOver = mysqllock.Config{MaxConns: 40}
+
 // enqueue has so many callers run fn under the key, each with its place in the order in which
 // they are served. They wait behind whoever has it. done returns their errors.
 func enqueue(t *testing.T, db *sql.DB, key string, n int, fn func(ctx context.Context, i int) error) (done func() []error) {
@@ -178,6 +181,116 @@ func (foc *firstOnlyConn) ExecContext(ctx context.Context, text string, args []d
 	return foc.Conn.(driver.ExecerContext).ExecContext(ctx, text, args)
 }
 
+// TestTheNextCallerWaitsInTheServerOnMariaDB while a caller of its process uses the key, if sessions are to spare. It has the key at
+// the COMMIT of that, or at the end of its connection. It is refused, and leaves nothing behind, if its wait is over or its context
+// ends, and waits on after a KILL. On MySQL, and while nothing has run under the lock, it waits in the process.
+func TestTheNextCallerWaitsInTheServerOnMariaDB(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.OpenDB(mysqllock.NewConnector(s.Config(), mysqllock.Config{LockMaxConns: 3}))
+		waiting := func() (id int) {
+			t.Helper()
+			err := s.Plain.QueryRow("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = ? AND INFO LIKE '%FOR UPDATE%'"+
+				" AND INFO NOT LIKE '%NOWAIT%' AND ID <> CONNECTION_ID()", s.Name).Scan(&id)
+			if err != nil && !errors.Is(err, sql.ErrNoRows) {
+				t.Fatal(err)
+			}
+			return id
+		}
+		want := func(ahead bool, what string) {
+			t.Helper()
+			if ahead {
+				dbtest.Soon(t, what+": it waits in the server", func() bool { return waiting() != 0 })
+				return
+			}
+			awaitQueue(t, db, 1)
+			dbtest.Equal(t, what+": connection %d waits in the server", waiting(), 0)
+		}
+		// next sells one when it has the key, and says how many there were.
+		type sold struct {
+			saw int
+			err error
+		}
+		next := func(ctx context.Context, opts ...lockctx.Option) <-chan sold {
+			got := make(chan sold, 1)
+			go func() {
+				var r sold
+				r.err = mysqllock.Do(ctx, db, "k", func(ctx context.Context) (err error) {
+					if r.saw, err = stock.Read(ctx, db, 1); err == nil {
+						err = sell(ctx, db, r.saw)
+					}
+					return err
+				}, opts...)
+				got <- r
+			}()
+			return got
+		}
+		<-next(dbtest.Limited(t)) // the row is there, and the connections are known
+
+		for name, c := range map[string]struct {
+			idle, other bool // nothing runs under the first lock; another session is in use
+			opts        []lockctx.Option
+			meanwhile   func(cancel func(), hold *mysqllock.Hold)
+			err         error
+			lost        bool // the first has lost its lock
+		}{
+			"the first commits":         {},
+			"the first has run nothing": {idle: true},
+			"few sessions are left":     {other: true},
+			"its wait is over":          {opts: []lockctx.Option{lockctx.Wait(300 * time.Millisecond)}, err: mysqllock.ErrTimeout},
+			"its context ended":         {meanwhile: func(cancel func(), _ *mysqllock.Hold) { cancel() }, err: context.Canceled},
+			"its statement is killed": {meanwhile: func(func(), *mysqllock.Hold) {
+				if id := waiting(); id != 0 {
+					dbtest.Exec(t, s.Plain, fmt.Sprint("KILL QUERY ", id))
+				}
+			}},
+			"the first is killed": {lost: true, meanwhile: func(_ func(), hold *mysqllock.Hold) {
+				var id int
+				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
+				dbtest.Exec(t, s.Plain, fmt.Sprint("KILL CONNECTION ", id))
+			}},
+		} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			hold := stock.Acquire(t, db, "k")
+			if !c.idle {
+				dbtest.OK(t, sell(hold.Context(), db, 10))
+			}
+			free := func() error { return nil }
+			if c.other {
+				free = stock.Acquire(t, db, "other").Release
+			}
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			got := next(ctx, c.opts...)
+			if c.opts == nil {
+				want(s.MariaDB() && !c.idle && !c.other, name)
+			}
+			if c.meanwhile != nil {
+				c.meanwhile(cancel, hold)
+			}
+			if c.err != nil {
+				dbtest.Is(t, name, (<-got).err, c.err)
+			}
+			if err := hold.Release(); errors.Is(err, mysqllock.ErrLost) != c.lost || !c.lost && err != nil {
+				t.Errorf("%s: the first: %v", name, err)
+			}
+			left := 9
+			if c.idle || c.lost {
+				left = 10
+			}
+			if c.err == nil {
+				r := <-got
+				if dbtest.OK(t, r.err); r.saw != left {
+					t.Errorf("%s: it has seen %d, want %d", name, r.saw, left)
+				}
+				left--
+			}
+			cancel()
+			dbtest.OK(t, free())
+			s.WantStock(1, left)
+			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+		}
+	})
+}
+
 // TestACommitLocksTheKeyForTheNextCaller: a unit of work that has written is committed and the key locked for the next caller, by one
 // text of several statements where that can be; else each caller locks for itself. The next caller sees what was committed. The
 // server is asked once whether it takes such a text, through what Config.Base has put around its connections.
@@ -185,7 +298,7 @@ func TestACommitLocksTheKeyForTheNextCaller(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		base := func(wrap func(driver.Connector) (driver.Connector, error)) func(*mysql.Config) (driver.Connector, error) {
 			return func(cfg *mysql.Config) (driver.Connector, error) {
-				return mysqllock.NewConnector(cfg, mysqllock.Config{Base: wrap})
+				return mysqllock.NewConnector(cfg, mysqllock.Config{Base: wrap, MaxConns: handsOver.MaxConns})
 			}
 		}
 		for name, test := range map[string]struct {
@@ -359,7 +472,7 @@ func TestADisturbedHandoffTellsWhatBecameOfTheCommit(t *testing.T) {
 				continue
 			}
 			d := &disturbing{with: test.Disturbed}
-			db := d.handle(s, s.Config(), mysqllock.Config{})
+			db := d.handle(s, s.Config(), handsOver)
 			saw, err := d.release(t, s, db, name)
 			if (err == nil) != test.Done || err != nil && !errors.Is(err, mysqllock.ErrLost) {
 				t.Errorf("%s: Release: %v", name, err)
@@ -392,7 +505,7 @@ func TestAPacketStoppedAnywhereTellsTheTruth(t *testing.T) {
 					texts := strings.SplitN(packet, "; ", 3)
 					return strings.Join(slices.Insert(texts, at, dbtest.Waits), "; ")
 				}}}
-				db := d.handle(s, cfg, mysqllock.Config{})
+				db := d.handle(s, cfg, handsOver)
 				done := dbtest.StopWaiting(t, s.Plain, s.Name, how, tap.Break)
 				saw, err := d.release(t, s, db, name)
 				done()
@@ -432,7 +545,7 @@ func TestAKilledHandoffLeavesNothingLocked(t *testing.T) {
 				dbtest.Want(t, <-gone, context.Canceled)
 			},
 		}}
-		db := d.handle(s, s.Config(), mysqllock.Config{})
+		db := d.handle(s, s.Config(), handsOver)
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		go func() { gone <- mysqllock.Do(ctx, db, "k", func(context.Context) error { return nil }) }()
@@ -448,7 +561,7 @@ func TestAKilledHandoffLeavesNothingLocked(t *testing.T) {
 // for it.
 func TestAKeyLockedForACallerThatHasLeftIsFree(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, tap := s.Tapped(mysqllock.Config{})
+		db, tap := s.Tapped(handsOver)
 		hold := stock.Acquire(t, db, "k")
 		dbtest.OK(t, sell(hold.Context(), db, 10))
 		ctx, cancel := context.WithCancel(dbtest.Limited(t))

@@ -24,7 +24,6 @@ import (
 // The tests run against every server that is found on this machine.
 
 func TestMain(m *testing.M) {
-	server.FixForm(server.Packet) // else it would depend on how busy the machine is
 	dbtest.Jobs{"slots": childSlots}.Run()
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }

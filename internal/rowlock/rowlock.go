@@ -26,14 +26,14 @@
 // the removal waits for the last COMMIT under the lease.
 //
 // A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the key a moment ago:
-// then the caller waits in the server, in the order of arrival there. A caller some way off the server also waits there
-// if its query can go out with the lock and a holder of its own process has the key: at the holder's COMMIT the caller
-// gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are bounded.
+// then the caller waits in the server, in the order of arrival there.
 //
-// (All callers could wait in the server, and get the key a round trip sooner. Tried with 64 goroutines in BeginTx on one
-// key: the time in which nobody has the key falls from 0.43 to 0.26 ms on MySQL 9.7 and from 0.35 to 0.15 on MariaDB
-// 10.11. But a wait costs the server more than NOWAIT, and that takes the gain away: 0.8 and 1.0 times as many
-// transactions.)
+// The next caller in the queue also waits in the server ([Request.Ahead]), once something has run under the lock of the
+// one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in front
+// the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on a
+// budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
+// as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away; on MySQL 9.7 1.02 times, but in Do
+// 0.92 times, since a wait costs that server more. All callers of a process in the server are slower than one.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
@@ -44,8 +44,8 @@
 // in a transaction without options. One text, "COMMIT; SELECT 1; SELECT … FOR UPDATE NOWAIT", commits, and locks the key
 // again for the next caller. Sessions are not in autocommit, so no START TRANSACTION is needed. A process that waits in
 // the server gets the key at the COMMIT all the same, and the next caller then waits behind that process. The answer to
-// SELECT 1 says that the COMMIT came through, whatever becomes of the lock. If two statements are two round trips, or
-// quicker than one text ([pool.Conn.Packs]), COMMIT is sent alone, and the next caller asks for the lock.
+// SELECT 1 says that the COMMIT came through, whatever becomes of the lock. If two statements are two round trips
+// ([pool.Conn.Packs]), COMMIT is sent alone, and the next caller asks for the lock.
 //
 // If nothing has run in the transaction since the lock was granted, there is nothing to commit, and no snapshot. Then the
 // next caller gets the transaction as it is, after a look at the socket. For other processes such handoffs are one long
@@ -58,7 +58,7 @@
 //
 // # The caller's statements beside ours
 //
-// Outside of a transaction, some way off the server, the query that takes the lock goes out behind the lock statement
+// Outside of a transaction the query that takes the lock goes out behind the lock statement
 // ([Request.Behind]), also behind one that waits. The write that ends the unit goes out in front of COMMIT, with the
 // count of its rows between the two: if the write has changed nothing, the text stops at the count, since the unit then
 // stays open. So read, decide, write is two round trips, as without the lock, and the next caller has the key of a hot
@@ -210,8 +210,9 @@ type Request struct {
 	// Sessions gives Begin its session. Join has one already.
 	Sessions Sessions
 	Behind   *Behind // the caller's statement that may go out behind the lock statement; nil for none
-	// Ahead has the caller wait in the server already while another caller of its process has the key.
-	Ahead   bool
+	// Ahead says whether the caller now waits in the server already while another caller of its process uses the key; nil
+	// for never. See [queue.Ends].
+	Ahead   func() bool
 	Waiting strategy.Waiting
 }
 
@@ -542,7 +543,7 @@ func (a *attempt) behind() *Behind {
 	if b == nil || len(a.keys) != 1 || a.streams {
 		return nil
 	}
-	inOneText := !a.c.ByCalls() && a.c.Packs(2)
+	inOneText := !a.c.ByCalls() && a.c.Packs()
 	refused := b.Writes && a.cfg.Rows.Versioned(a.keys[0].Name) // by aloneSQL, each time
 	if !inOneText || refused {
 		return nil

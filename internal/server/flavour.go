@@ -38,6 +38,9 @@ type Flavour struct {
 	// Optimists is that there are optimistic transactions, whose locks exclude nobody before COMMIT: those
 	// of a session that says so, and every statement outside of a transaction.
 	Optimists bool
+	// CheapWaits is that a wait for a row costs the server so little that the next caller of a process waits there while the process
+	// still has the key, in place of taking over its session: see package rowlock.
+	CheapWaits bool
 	// EagerSubqueries is that IF evaluates a subquery which it does not return.
 	EagerSubqueries bool
 
@@ -54,7 +57,7 @@ var (
 	}
 	asMariaDB = Flavour{
 		SkipLocked: true, Share: " LOCK IN SHARE MODE", NamedLocks: true, UnionLocks: true,
-		Settings: true, Kills: true, Holders: true,
+		Settings: true, Kills: true, Holders: true, CheapWaits: true,
 	}
 )
 

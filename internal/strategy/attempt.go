@@ -26,7 +26,7 @@ type Attempt struct {
 	Since   time.Time // when the caller began to wait, as others and its error see it; before Start if this call is not the first
 	Heard   Heard
 	Ticket  *queue.Ticket   // nil before there is one, and once another caller owns it
-	Next    bool            // Enqueue is over when the caller is the next of its process: see [queue.Ticket.Next]
+	Next    func() bool     // says whether Enqueue is over when the caller is the next of its process: see [queue.Ends]
 	First   bool            // nobody of this process was in the queue before it
 	HeldBy  *lockerr.Holder // who is known to have the lock
 

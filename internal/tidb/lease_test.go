@@ -84,7 +84,7 @@ const steal = "UPDATE mysqllock SET token = token + 1, owner = NULL WHERE name =
 // released by force. Once the fence has found the lease, nobody gets it before the COMMIT.
 func TestAHolderOfAStolenLeaseCommitsNothing(t *testing.T) {
 	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
-	t.Cleanup(func() { is.FixForm(is.Auto) })
+	t.Cleanup(func() { is.FixForm(is.Packet) })
 	for name, c := range map[string]struct {
 		at   func(text string) bool // when it is stolen
 		lost bool                   // it can be

@@ -18,7 +18,6 @@ import (
 // a text with a guard of its own: MySQL's stops every text.
 func TestNothingIsLostWithSeveralStatementsInOneText(t *testing.T) {
 	s := newScratch(t)
-	kinds.FixForm(kinds.Packet) // the server is near
 	cfg, err := mysql.ParseDSN(s.with("multiStatements=true"))
 	dbtest.OK(t, err)
 	conn, err := dbtest.Connector(t, cfg).Connect(t.Context())

@@ -265,12 +265,14 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 		k.AwaitEnding(ctx, first.resources)
 	}
 	first.Sessions = o
+	if p.l.Info().CheapWaits {
+		first.Ahead = p.l.Spare
+	}
 	if st := o.with; st != nil && o.joinsLock(st) {
 		alone := st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared
 		switch {
 		case st.Query && !st.Last:
-			first.Ahead = !k.Bounded()
-			first.Behind = query(st)
+			first.Ahead, first.Behind = p.l.Spare, query(st)
 		case !st.Query && alone:
 			first.Behind = o.alone(st)
 		}
@@ -288,11 +290,10 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	return u, nil
 }
 
-// joinsLock reports whether st can go out in one text with the lock statement: the server is so far away
-// that this pays, and st runs under one lock alone.
+// joinsLock reports whether st may go out in one text with the lock statement: it runs under one lock alone.
 func (o *opener) joinsLock(st *statement.Statement) bool {
 	oneLock := len(o.p.requests) == 1 && len(o.grants) == 0
-	return o.p.l.Far() && oneLock && joins(st, o.p.l.Info())
+	return oneLock && joins(st, o.p.l.Info())
 }
 
 // live ends the unit with the context end, or with the handle, unless something ends it before.

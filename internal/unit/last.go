@@ -30,12 +30,12 @@ func joins(st *statement.Statement, info server.Info) bool {
 	return st.Joins() && info.Kills && info.Topology == "" && !info.Router && !handle.Listening()
 }
 
-// joinsCommit reports whether st can go out in one text with COMMIT: the server is so far away that this
-// pays, it counts the rows that st changes, and nothing is to be asked before COMMIT.
+// joinsCommit reports whether st can go out in one text with COMMIT: the session takes such texts, the server counts the rows
+// that st changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
 	nothingToAsk := len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises
 	endsByText := u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() && !u.inside()
-	return st.Last && !st.Query && u.link.Packs(2) && nothingToAsk && endsByText && joins(st, u.l.Info())
+	return st.Last && !st.Query && u.link.Packs() && nothingToAsk && endsByText && joins(st, u.l.Info())
 }
 
 // certain limits how long a caller whose context has ended is kept for the answer to a write with COMMIT

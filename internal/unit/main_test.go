@@ -6,12 +6,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 func TestMain(m *testing.M) {
-	server.FixForm(server.Packet) // else it would depend on how busy the machine is
 	goleak.VerifyTestMain(tempserver.Tests{M: m})
 }
 

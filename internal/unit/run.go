@@ -112,6 +112,9 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if err := u.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
+	if !u.touched && u.handoff != nil {
+		u.handoff.Used()
+	}
 	u.touched = true
 	if u.broken != nil {
 		if u.afterRows(); u.cause != nil {

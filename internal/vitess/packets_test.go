@@ -17,7 +17,6 @@ import (
 // such a text, and a guard stops it.
 func TestNothingIsLostWithSeveralStatementsInOneText(t *testing.T) {
 	s := newScratch(t)
-	server.FixForm(server.Packet) // it is near
 	cfg, err := mysql.ParseDSN(one.DSN("shop") + "?multiStatements=true")
 	dbtest.OK(t, err)
 	conn, err := dbtest.Connector(t, cfg).Connect(t.Context())
