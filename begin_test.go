@@ -190,8 +190,9 @@ func TestCancelAtTheMomentOfRelease(t *testing.T) {
 			time.Sleep(time.Duration(rand.IntN(800)) * time.Microsecond)
 			var both sync.WaitGroup
 			both.Go(func() { time.Sleep(rand.N(latest)); cancel() })
-			both.Go(func() { dbtest.OK(t, h.Release()) })
+			released := dbtest.Go(h.Release)
 			both.Wait()
+			dbtest.OK(t, <-released)
 			if err := <-result; err != nil && !errors.Is(err, context.Canceled) {
 				t.Fatalf("round %d: %v", i, err)
 			}

@@ -434,7 +434,9 @@ func TestNewKeysAreMadeAtOnceWithoutADeadlock(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					dbtest.OK(t, tx.Rollback())
+					if err := tx.Rollback(); err != nil {
+						t.Error(err)
+					}
 				}
 			})
 		}

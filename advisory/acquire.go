@@ -35,7 +35,7 @@ type Request struct {
 
 // Acquire acquires a lock. After an error the lock is not held. If a statement was not answered in time, Acquire
 // releases in the background the lock that it may have acquired.
-func (l *Locker) Acquire(ctx context.Context, r Request) (*Lock, error) {
+func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyAdvisory, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now()},
@@ -83,7 +83,7 @@ func (l *Locker) allowed() error {
 }
 
 // acquire does the work of Acquire. Without a lock the caller leaves the queue.
-func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
+func (a *attempt) acquire(ctx context.Context) (lock *Grant, err error) {
 	defer func() {
 		if lock == nil {
 			a.Ticket.Leave()
@@ -95,7 +95,7 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	if err := a.Enqueue(ctx, a.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.Locker, a.running.Ctx.Done()); err != nil {
 		return nil, err
 	}
-	handed, _ := a.Ticket.HandedOver().(*Lock)
+	handed, _ := a.Ticket.HandedOver().(*Grant)
 	yields := false
 	switch {
 	case handed == nil:
@@ -104,8 +104,8 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 			return a.granted(ctx, lock)
 		}
 	default:
-		if k := a.yieldInPlace(handed); k != nil {
-			return a.wait(ctx, k)
+		if lc := a.yieldInPlace(handed); lc != nil {
+			return a.wait(ctx, lc)
 		}
 		yields = true
 		if r := (&request{lock: handed}); !handed.conn.do(ctx, r) {
@@ -132,13 +132,13 @@ func (a *attempt) acquire(ctx context.Context) (lock *Lock, err error) {
 	return a.wait(ctx, nil)
 }
 
-// lock returns the Lock of the attempt on k.
-func (a *attempt) lock(k *lockConn) *Lock {
-	return &Lock{locker: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: k, since: time.Now(), asked: a.asked}
+// lock returns the Grant of the attempt on lc.
+func (a *attempt) lock(lc *lockConn) *Grant {
+	return &Grant{locker: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: lc, since: time.Now(), asked: a.asked}
 }
 
 // granted returns a lock that its connection holds now, unless the caller has gone.
-func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
+func (a *attempt) granted(ctx context.Context, lock *Grant) (*Grant, error) {
 	ended := ctx.Err() != nil
 	lock.conn.loseIfOverdue() // by the clock the lock may be lost
 	a.mu.Lock()
@@ -160,9 +160,9 @@ func (a *attempt) granted(ctx context.Context, lock *Lock) (*Lock, error) {
 }
 
 // try asks for the lock once, on a lock connection. It returns nil if another process has the lock.
-func (a *attempt) try(ctx context.Context) (*Lock, error) {
+func (a *attempt) try(ctx context.Context) (*Grant, error) {
 	for again := 0; ; {
-		k, err := a.pickConn(ctx)
+		lc, err := a.pickConn(ctx)
 		if server.Broken(err) && again < 3 && ctx.Err() == nil {
 			again++
 			continue
@@ -171,9 +171,9 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 			return nil, err
 		}
 		a.Ticket.Asks()
-		r := &request{lock: a.lock(k), acquire: true}
+		r := &request{lock: a.lock(lc), acquire: true}
 		sent := time.Now()
-		if !k.do(ctx, r) {
+		if !lc.do(ctx, r) {
 			a.leaveLate(r)
 			return nil, context.Cause(ctx)
 		}
@@ -186,7 +186,7 @@ func (a *attempt) try(ctx context.Context) (*Lock, error) {
 			return nil, nil
 		case server.Broken(r.err) && time.Since(sent) > pool.AnswerTime*9/10: // the limit for the answer has broken the connection
 			return nil, server.Silence{For: time.Since(sent)}
-		case again < 3 && ctx.Err() == nil && k.mayResend(r.err):
+		case again < 3 && ctx.Err() == nil && lc.mayResend(r.err):
 			again++
 		default:
 			return nil, r.err

@@ -123,8 +123,8 @@ func (l *Locker) Close() {
 	l.mu.Lock()
 	conns := slices.Clone(l.lockConns)
 	l.mu.Unlock()
-	for _, k := range conns {
-		k.lose(lockerr.ErrClosed)
+	for _, lc := range conns {
+		lc.lose(lockerr.ErrClosed)
 	}
 	l.running.Wait()
 }
@@ -154,7 +154,7 @@ func (l *Locker) Holder(ctx context.Context, key string) *lockerr.Holder {
 	h := l.holderOf(ctx, Name(l.cfg.Namespace, key))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h != nil && slices.ContainsFunc(l.lockConns, func(k *lockConn) bool { return k.id == h.ConnectionID }) {
+	if h != nil && slices.ContainsFunc(l.lockConns, func(lc *lockConn) bool { return lc.id == h.ConnectionID }) {
 		return nil
 	}
 	return h

@@ -62,7 +62,7 @@ func TestManyHoldsShareTwoConnections(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		const n = 1_000
 		p, plain := s.process(settings{}), s.open()
-		locks := make([]*advisory.Lock, n)
+		locks := make([]*advisory.Grant, n)
 		var all sync.WaitGroup
 		each := func(do func(i int)) {
 			for w := range 200 {

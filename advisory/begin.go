@@ -22,7 +22,7 @@ import (
 
 // takeOnSession acquires the lock on the session that the caller lends, if nobody has the lock. refused says that another
 // process has it. Without a lock the session is given back.
-func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, err error) {
+func (a *attempt) takeOnSession(ctx context.Context) (lock *Grant, refused bool, err error) {
 	if a.r.Lends == nil || !a.First || a.cfg.Unsafe { // with lockUnsafe only lock connections take locks
 		return nil, false, nil
 	}
@@ -34,11 +34,11 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, 
 	defer cancel()
 	var answer string
 	if err = c.Identify(ctx); err == nil { // else nobody could check the lock, or end the session
-		k := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
-		k.holder = &lockerr.Holder{ConnectionID: k.id, Program: a.cfg.Owner}
-		lock = a.lock(k)
+		lc := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
+		lc.holder = &lockerr.Holder{ConnectionID: lc.id, Program: a.cfg.Owner}
+		lock = a.lock(lc)
 		lock.session = c
-		answer, err = k.ask(ctx, k.takeSQL(lock.name))
+		answer, err = lc.ask(ctx, lc.takeSQL(lock.name))
 	}
 	switch {
 	case err == nil && answer == "1" && ctx.Err() == nil:
@@ -57,24 +57,24 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Lock, refused bool, 
 
 // Detach releases the lock on the session of its transaction, once that has ended, unless the COMMIT has released the lock.
 // The caller has the turn of the session. After an error the session must be closed.
-func (l *Lock) Detach() (err error) {
-	if l.session == nil || l.freed {
+func (g *Grant) Detach() (err error) {
+	if g.session == nil || g.freed {
 		return nil
 	}
-	if l.session.Clean() {
-		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory, l.key), background)
+	if g.session.Clean() {
+		ctx, cancel := server.Within(purpose.Named(context.Background(), purpose.Release, hint.StrategyAdvisory, g.key), background)
 		defer cancel()
-		_, err = server.Query(ctx, l.session.Conn, l.releaseSQL())
+		_, err = server.Query(ctx, g.session.Conn, g.releaseSQL())
 	}
-	l.isFree()
+	g.isFree()
 	return err
 }
 
 // isFree notes that the session does not have the lock any more, or that the session will soon be gone.
-func (l *Lock) isFree() {
-	l.freed = true
-	_ = l.end()
-	l.ticket.Leave()
+func (g *Grant) isFree() {
+	g.freed = true
+	_ = g.end()
+	g.ticket.Leave()
 }
 
 // takeSQL returns the statement that acquires the lock of that name, and the identity of the session, if nobody has the
@@ -92,6 +92,6 @@ func (lc *lockConn) takeSQL(name string) string {
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */
 //	  RELEASE_LOCK(_utf8mb4'mysqllock:app/k'), RELEASE_LOCK(_utf8mb4'mysqllock-carrier-…') LIMIT 1
-func (l *Lock) releaseSQL() string {
-	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(l.name), lockname.Literal(l.conn.identity)))
+func (g *Grant) releaseSQL() string {
+	return server.Ask(fmt.Sprintf("RELEASE_LOCK(%s), RELEASE_LOCK(%s)", lockname.Literal(g.name), lockname.Literal(g.conn.identity)))
 }

@@ -75,7 +75,7 @@ func TestATransactionHoldsItsLockOnItsSession(t *testing.T) {
 func TestALockIsOnALockConnectionWithoutASession(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
-		elsewhere := func(what string, w *writer, lock *advisory.Lock, err error) {
+		elsewhere := func(what string, w *writer, lock *advisory.Grant, err error) {
 			t.Helper()
 			dbtest.OK(t, err)
 			if id := s.holder(s.open(), "k"); id == "" || id == fmt.Sprint(w.KnownID()) || w.gets != w.puts {
@@ -230,7 +230,7 @@ func TestALockIsTakenElsewhereWhereItsSessionIsDisturbed(t *testing.T) {
 func TestALockOfALostSessionIsOver(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p := s.process(settings{})
-		for name, ends := range map[string]func(*advisory.Lock) error{"Release": (*advisory.Lock).Release, "Detach": (*advisory.Lock).Detach} {
+		for name, ends := range map[string]func(*advisory.Grant) error{"Release": (*advisory.Grant).Release, "Detach": (*advisory.Grant).Detach} {
 			w, lock := p.onSession(s.session())
 			w.Taint()
 			dbtest.OK(t, w.Close())

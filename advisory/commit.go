@@ -23,10 +23,10 @@ import (
 func (as asStrategy) Check(
 	ctx context.Context, c *pool.Conn, held []strategy.Grant, how strategy.Commit,
 ) (check strategy.Check, err error) {
-	locks, keys := make([]*Lock, len(held)), make([]string, len(held))
-	var own *Lock // the lock that c itself holds
+	locks, keys := make([]*Grant, len(held)), make([]string, len(held))
+	var own *Grant // the lock that c itself holds
 	for i, h := range held {
-		lock := h.(*Lock)
+		lock := h.(*Grant)
 		if err := lock.Err(); err != nil {
 			return check, terms.Failure("commit", lock.key, err)
 		}
@@ -70,10 +70,10 @@ func (as asStrategy) Check(
 // It returns when the session has ended, when the locks are lost, or when ctx ends. If the server does not say that the
 // locks are held, the server may have been restarted, and the id may be that of another connection: then awaitEnd does
 // not end it.
-func (l *Locker) awaitEnd(ctx context.Context, id uint64, locks []*Lock) {
+func (l *Locker) awaitEnd(ctx context.Context, id uint64, locks []*Grant) {
 	for {
 		over, err := l.cfg.Control.EndConnection(ctx, id, heldSQL(locks))
-		lost := slices.ContainsFunc(locks, func(lock *Lock) bool { return lock.Err() != nil })
+		lost := slices.ContainsFunc(locks, func(lock *Grant) bool { return lock.Err() != nil })
 		if err == nil && over || lost || !strategy.Sleep(ctx, glance) {
 			return
 		}

@@ -62,13 +62,13 @@ func (w *writer) request(wait time.Duration) advisory.Request {
 	return r
 }
 
-func (w *writer) take(wait time.Duration) (*advisory.Lock, error) {
+func (w *writer) take(wait time.Duration) (*advisory.Grant, error) {
 	return w.p.Acquire(dbtest.Limited(w.p.T), w.request(wait))
 }
 
 // takesLater is take in the background, which must be granted.
-func (w *writer) takesLater() <-chan *advisory.Lock {
-	granted := make(chan *advisory.Lock, 1)
+func (w *writer) takesLater() <-chan *advisory.Grant {
+	granted := make(chan *advisory.Grant, 1)
 	go func() {
 		lock, err := w.take(20 * time.Second)
 		if err != nil {
@@ -93,7 +93,7 @@ func (w *writer) takesNext() {
 }
 
 // onSession is a writer whose transaction, in which it has written a row, holds the lock.
-func (p *process) onSession(conn driver.Conn) (*writer, *advisory.Lock) {
+func (p *process) onSession(conn driver.Conn) (*writer, *advisory.Grant) {
 	p.T.Helper()
 	w := p.writer(conn)
 	lock, err := w.take(0)
@@ -106,7 +106,7 @@ func (p *process) onSession(conn driver.Conn) (*writer, *advisory.Lock) {
 }
 
 // released releases the lock, and takes it off its session.
-func released(t testing.TB, lock *advisory.Lock) {
+func released(t testing.TB, lock *advisory.Grant) {
 	t.Helper()
 	dbtest.OK(t, errors.Join(lock.Release(), lock.Detach()))
 }
@@ -139,7 +139,7 @@ type send func(ctx context.Context, conn driver.Conn, texts ...string) (answers 
 var forms = map[string]send{"packet": server.SendPacket, "single": server.SendSingly}
 
 // check is what goes out with the COMMIT.
-func (w *writer) check(ends bool, locks ...*advisory.Lock) (strategy.Check, error) {
+func (w *writer) check(ends bool, locks ...*advisory.Grant) (strategy.Check, error) {
 	held := make([]strategy.Grant, len(locks))
 	for i, lock := range locks {
 		held[i] = lock
@@ -172,7 +172,7 @@ func (w *writer) commit(send send, check strategy.Check, change ...func([]string
 }
 
 // commits commits, with the release of a lock that the session holds.
-func (w *writer) commits(send send, locks ...*advisory.Lock) {
+func (w *writer) commits(send send, locks ...*advisory.Grant) {
 	w.p.T.Helper()
 	check, err := w.check(true, locks...)
 	dbtest.OK(w.p.T, err)

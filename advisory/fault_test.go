@@ -133,7 +133,7 @@ func TestAConnectionThatMayKeepALockIsClosed(t *testing.T) {
 			var lost told
 			good, err := p.Acquire(t.Context(), lost.request("good"))
 			dbtest.OK(t, err)
-			var lock *advisory.Lock
+			var lock *advisory.Grant
 			if taken {
 				lock = p.acquire("bad", 0)
 			}

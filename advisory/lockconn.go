@@ -37,14 +37,14 @@ type lockConn struct {
 	several bool                  // the last statement was for several requests; for the user of the connection
 
 	// Guarded by Locker.mu.
-	holds map[string]*Lock // by name
+	holds map[string]*Grant // by name
 	busy  bool             // the connection is in use
 	err   error            // why no more statements are sent
 }
 
 // request asks to acquire a lock, or to release it.
 type request struct {
-	lock     *Lock
+	lock     *Grant
 	acquire  bool
 	answered chan struct{} // closed when the request is answered
 
@@ -117,12 +117,12 @@ func (l *Locker) short() error {
 // leastBusy returns the least busy of the first lock connections that have room for a lock, nil if none has; usable is how
 // many it has looked at. The caller holds l.mu.
 func (l *Locker) leastBusy() (best *lockConn, usable int) {
-	for _, k := range l.lockConns {
-		if len(k.holds)+k.pending.Len()+maxBatch > maxHolds {
+	for _, lc := range l.lockConns {
+		if len(lc.holds)+lc.pending.Len()+maxBatch > maxHolds {
 			continue
 		}
-		if best == nil || best.busy && (!k.busy || k.pending.Len() < best.pending.Len()) {
-			best = k
+		if best == nil || best.busy && (!lc.busy || lc.pending.Len() < best.pending.Len()) {
+			best = lc
 		}
 		if usable++; usable == l.enough {
 			break
@@ -148,12 +148,12 @@ func (l *Locker) open() *opening {
 		defer close(o.done)
 		ctx, cancel := server.Within(l.running.Ctx, background)
 		defer cancel()
-		k, err := l.connect(ctx, pool.As{})
+		lc, err := l.connect(ctx, pool.As{})
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.opening = nil
 		if o.err = err; err == nil {
-			l.share(k)
+			l.share(lc)
 		}
 	})
 	return o
@@ -165,19 +165,19 @@ func (l *Locker) connect(ctx context.Context, as pool.As) (*lockConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Lock)}
-	k.holder, k.acquireText = &lockerr.Holder{ConnectionID: k.id, Program: l.cfg.Owner}, k.acquireSQL()
-	k.ctx, k.cancel = context.WithCancel(context.Background())
-	answer, err := k.ask(ctx, k.openSQL())
+	lc := &lockConn{l: l, c: c, id: c.KnownID(), identity: newIdentity(), holds: make(map[string]*Grant)}
+	lc.holder, lc.acquireText = &lockerr.Holder{ConnectionID: lc.id, Program: l.cfg.Owner}, lc.acquireSQL()
+	lc.ctx, lc.cancel = context.WithCancel(context.Background())
+	answer, err := lc.ask(ctx, lc.openSQL())
 	if err == nil && answer != "1" {
 		err = errors.New("mysqllock: GET_LOCK grants no lock on this server, not even a new one")
 	}
 	if err != nil {
-		k.cancel()
+		lc.cancel()
 		c.Destroy()
 		return nil, err
 	}
-	return k, nil
+	return lc, nil
 }
 
 // newIdentity returns the name of a lock that only one connection will ever have. It tells that connection from a later
@@ -188,13 +188,13 @@ func newIdentity() string {
 	return lockname.Any + "-carrier-" + hex.EncodeToString(b[:])
 }
 
-// share lets other requests use k. The caller holds l.mu.
-func (l *Locker) share(k *lockConn) {
+// share lets other requests use lc. The caller holds l.mu.
+func (l *Locker) share(lc *lockConn) {
 	if l.running.Ctx.Err() != nil {
-		l.remove(k, lockerr.ErrClosed)
+		l.remove(lc, lockerr.ErrClosed)
 		return
 	}
-	l.lockConns = append(l.lockConns, k)
+	l.lockConns = append(l.lockConns, lc)
 	if !l.watching {
 		l.watching = true
 		l.running.Go(l.watch)
@@ -385,13 +385,13 @@ func (lc *lockConn) next() {
 	}
 }
 
-// remove lets no more requests use k, and gives k up, unless it is in use. The caller holds l.mu.
-func (l *Locker) remove(k *lockConn, why error) {
-	k.err = why
-	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == k })
-	if !k.busy {
-		k.busy = true
-		k.dispose()
+// remove lets no more requests use lc, and gives lc up, unless it is in use. The caller holds l.mu.
+func (l *Locker) remove(lc *lockConn, why error) {
+	lc.err = why
+	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == lc })
+	if !lc.busy {
+		lc.busy = true
+		lc.dispose()
 	}
 }
 
@@ -411,7 +411,7 @@ func (lc *lockConn) lose(cause error) {
 	if !errors.Is(cause, lockerr.ErrClosed) {
 		cause = lockerr.With(lockerr.ErrLost, cause)
 	}
-	var held []*Lock
+	var held []*Grant
 	for _, lock := range lc.holds {
 		if lock.err == nil {
 			lock.err = cause
@@ -470,8 +470,8 @@ func (l *Locker) watch() {
 		var next time.Duration
 		overdue, next, more = l.check()
 		tick.Reset(max(next, time.Millisecond))
-		for _, k := range overdue {
-			k.loseIfOverdue()
+		for _, lc := range overdue {
+			lc.loseIfOverdue()
 		}
 	}
 }
@@ -482,20 +482,20 @@ func (l *Locker) check() (overdue []*lockConn, next time.Duration, more bool) {
 	next = l.pulse
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, k := range slices.Clone(l.lockConns) {
-		silence := k.c.Silence()
+	for _, lc := range slices.Clone(l.lockConns) {
+		silence := lc.c.Silence()
 		if silence < l.limit {
 			next = min(next, l.limit-silence)
 		}
 		switch {
-		case (k.busy || len(k.holds) > 0) && silence >= l.limit:
-			overdue = append(overdue, k)
-		case k.busy:
-		case len(k.holds) == 0 && silence >= l.linger:
-			l.remove(k, errRetired)
-		case len(k.holds) > 0 && silence >= l.pulse/2:
-			k.busy = true
-			l.running.Go(k.ping)
+		case (lc.busy || len(lc.holds) > 0) && silence >= l.limit:
+			overdue = append(overdue, lc)
+		case lc.busy:
+		case len(lc.holds) == 0 && silence >= l.linger:
+			l.remove(lc, errRetired)
+		case len(lc.holds) > 0 && silence >= l.pulse/2:
+			lc.busy = true
+			l.running.Go(lc.ping)
 		}
 	}
 	l.watching = len(l.lockConns) > 0 && l.running.Ctx.Err() == nil

@@ -55,7 +55,7 @@ func TestHoldersOfAKilledConnectionAreToldOnce(t *testing.T) {
 		const n = 100
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		var lost told
-		locks := make([]*advisory.Lock, n)
+		locks := make([]*advisory.Grant, n)
 		ids := make(map[uint64]bool)
 		for i := range locks {
 			var err error
@@ -120,7 +120,7 @@ func TestALockThatWasHandedOverIsLostAsAnyOther(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		p, plain := s.process(settings{change: func(c *strategy.Config) { c.HandOverTime = time.Minute }}), s.open()
 		var lost, between told
-		got := make(chan *advisory.Lock)
+		got := make(chan *advisory.Grant)
 		enqueue := func() {
 			go func() {
 				lock, err := p.Acquire(t.Context(), lost.request("k"))

@@ -110,7 +110,7 @@ func (s *scratch) process(set settings) *process {
 }
 
 // acquire takes a lock, which must be granted.
-func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
+func (p *process) acquire(key string, wait time.Duration) *advisory.Grant {
 	p.T.Helper()
 	lock, err := p.Acquire(p.T.Context(), request(key, wait))
 	if err != nil {
@@ -120,8 +120,8 @@ func (p *process) acquire(key string, wait time.Duration) *advisory.Lock {
 }
 
 // acquiring takes a lock in the background, which must be granted.
-func (p *process) acquiring(key string, wait time.Duration) <-chan *advisory.Lock {
-	got := make(chan *advisory.Lock, 1)
+func (p *process) acquiring(key string, wait time.Duration) <-chan *advisory.Grant {
+	got := make(chan *advisory.Grant, 1)
 	go func() { got <- p.acquire(key, wait) }()
 	return got
 }
@@ -132,7 +132,7 @@ func (p *process) asking(ctx context.Context, r advisory.Request) <-chan error {
 }
 
 // held fails the test unless the server says that the lock's connection has it.
-func (p *process) held(c driver.Conn, lock *advisory.Lock) {
+func (p *process) held(c driver.Conn, lock *advisory.Grant) {
 	p.T.Helper()
 	if id := p.holder(c, lock.Key()); id != fmt.Sprint(lock.ConnectionID()) {
 		p.T.Errorf("connection %q has %s, not %d", id, lock.Key(), lock.ConnectionID())

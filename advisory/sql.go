@@ -147,10 +147,10 @@ func (lc *lockConn) waitSQL(name string, since time.Time, bound time.Duration) s
 // heldSQL is true if all locks are held.
 //
 //	IS_USED_LOCK(_utf8mb4'mysqllock-carrier-…') = 12 AND IS_USED_LOCK(_utf8mb4'mysqllock:app/k') = 12
-func heldSQL(locks []*Lock) string {
+func heldSQL(locks []*Grant) string {
 	var terms []string
-	held := func(name string, k *lockConn) {
-		terms = append(terms, fmt.Sprintf("IS_USED_LOCK(%s) = %d", lockname.Literal(name), k.id))
+	held := func(name string, lc *lockConn) {
+		terms = append(terms, fmt.Sprintf("IS_USED_LOCK(%s) = %d", lockname.Literal(name), lc.id))
 	}
 	identified := make(map[*lockConn]bool)
 	for _, lock := range locks {

@@ -478,7 +478,9 @@ func TestConnectionsAreLeftForLockConnections(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					dbtest.OK(t, tx.Commit())
+					if err := tx.Commit(); err != nil {
+						t.Error(err)
+					}
 				})
 			}
 			all.Wait()

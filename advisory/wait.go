@@ -11,13 +11,13 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// wait waits for the lock in the server, on a connection that does nothing else: on k first, unless k is nil. While there is
+// wait waits for the lock in the server, on a connection that does nothing else: on lc first, unless lc is nil. While there is
 // no connection to wait on, it polls.
-func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
+func (a *attempt) wait(ctx context.Context, lc *lockConn) (*Grant, error) {
 	patient, done, err := a.Patient(ctx)
 	if err != nil {
-		if k != nil {
-			a.leave(k, true)
+		if lc != nil {
+			a.leave(lc, true)
 			a.leaveWaitConn()
 		}
 		return nil, err
@@ -26,14 +26,14 @@ func (a *attempt) wait(ctx context.Context, k *lockConn) (*Lock, error) {
 	open, end := a.running.Until(patient)
 	defer end(nil)
 	defer a.countPoller(false)
-	for k != nil || open.Err() == nil {
-		var lock *Lock
-		if k == nil {
-			k = a.waitConn(open)
+	for lc != nil || open.Err() == nil {
+		var lock *Grant
+		if lc == nil {
+			lc = a.waitConn(open)
 		}
-		if k != nil {
-			lock, err = a.waitOn(open, k)
-			if k = nil; lock == nil && err == nil {
+		if lc != nil {
+			lock, err = a.waitOn(open, lc)
+			if lc = nil; lock == nil && err == nil {
 				strategy.Sleep(open, strategy.Pause(false))
 			}
 		} else if strategy.Sleep(open, strategy.Pause(true)) {
@@ -59,19 +59,19 @@ func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool
 	if l.allowed() != nil {
 		return nil, false
 	}
-	k, err := l.pickConn(ctx)
+	lc, err := l.pickConn(ctx)
 	if err != nil {
 		return nil, false
 	}
-	r := &request{lock: &Lock{locker: l, key: name, name: name, conn: k}, acquire: true}
-	if !k.do(ctx, r) {
+	r := &request{lock: &Grant{locker: l, key: name, name: name, conn: lc}, acquire: true}
+	if !lc.do(ctx, r) {
 		l.releaseLate(r, nil)
 		return nil, false
 	}
 	return func() {
 		if l.running.Enter() == nil { // else Close has released it
 			defer l.running.Done()
-			k.do(context.Background(), &request{lock: r.lock})
+			lc.do(context.Background(), &request{lock: r.lock})
 		}
 	}, r.granted
 }
@@ -91,12 +91,12 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	}
 	ctx, cancel := server.Within(ctx, strategy.Pace)
 	defer cancel()
-	k, err := l.connect(ctx, pool.As{Waits: true})
+	lc, err := l.connect(ctx, pool.As{Waits: true})
 	if err != nil {
 		l.leaveWaitConn()
 		return nil // polling shows why
 	}
-	return k
+	return lc
 }
 
 // countPoller counts the attempt as a poller, or no longer as one.
@@ -125,9 +125,9 @@ func (l *Locker) leaveWaitConn() {
 	l.waitConns--
 }
 
-// waitOn waits on k until the lock is granted; k is then a lock connection. If waitOn returns no lock, it has given k up. If
+// waitOn waits on lc until the lock is granted; lc is then a lock connection. If waitOn returns no lock, it has given lc up. If
 // it returns no error either, the caller should not wait on another connection at once.
-func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
+func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 	defer a.leaveWaitConn()
 	deadline := a.Start.Add(a.Wait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -136,27 +136,27 @@ func (a *attempt) waitOn(ctx context.Context, k *lockConn) (*Lock, error) {
 	for {
 		bound := a.bound(deadline)
 		if bound <= 0 {
-			a.leave(k, true)
+			a.leave(lc, true)
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}
 		asked := time.Now()
-		answer, err := k.wait(ctx, a.name, a.Start, bound)
+		answer, err := lc.wait(ctx, a.name, a.Start, bound)
 		switch {
 		case ctx.Err() != nil: // the driver may have closed the connection, whatever the answer is
-			a.leave(k, !k.broken(err))
+			a.leave(lc, !lc.broken(err))
 			return nil, context.Cause(ctx)
 		case answer == alone || answer == inTurn:
-			return a.waited(k, answer == inTurn)
+			return a.waited(lc, answer == inTurn)
 		case err != nil && !server.Interrupted(err):
-			a.leave(k, !k.broken(err))
+			a.leave(lc, !lc.broken(err))
 			a.calm = max(strategy.Pace, time.Since(asked)/2)
-			if !k.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
+			if !lc.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
 				return nil, err
 			}
 			return nil, nil
 		case a.hasPollers():
-			a.leave(k, true)
+			a.leave(lc, true)
 			return nil, nil
 		}
 	}
@@ -180,19 +180,19 @@ func (a *attempt) bound(deadline time.Time) time.Duration {
 	return bound
 }
 
-// waited makes a lock connection of k, on which a wait was granted the lock. contended says that other processes had the
+// waited makes a lock connection of lc, on which a wait was granted the lock. contended says that other processes had the
 // lock, or waited for it.
-func (a *attempt) waited(k *lockConn, contended bool) (*Lock, error) {
-	lock := a.lock(k)
+func (a *attempt) waited(lc *lockConn, contended bool) (*Grant, error) {
+	lock := a.lock(lc)
 	lock.contended = contended
-	k.c.Unblocked()
+	lc.c.Unblocked()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	k.busy, k.err = false, nil // k may have been a lock connection before
-	k.holds[lock.name] = lock
-	a.share(k)
-	if k.err != nil {
-		return nil, k.err
+	lc.busy, lc.err = false, nil // lc may have been a lock connection before
+	lc.holds[lock.name] = lock
+	a.share(lc)
+	if lc.err != nil {
+		return nil, lc.err
 	}
 	return lock, nil
 }
@@ -211,13 +211,13 @@ func (lc *lockConn) wait(ctx context.Context, name string, since time.Time, boun
 	return answer, err
 }
 
-// leave gives k up. If the server has answered all its statements, k goes back to the
+// leave gives lc up. If the server has answered all its statements, lc goes back to the
 // pool.
-func (l *Locker) leave(k *lockConn, answered bool) {
+func (l *Locker) leave(lc *lockConn, answered bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if k.busy, k.err = true, errScrapped; answered {
-		k.err = errRetired
+	if lc.busy, lc.err = true, errScrapped; answered {
+		lc.err = errRetired
 	}
-	k.dispose()
+	lc.dispose()
 }

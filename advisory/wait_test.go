@@ -96,7 +96,7 @@ func TestAGrantStaysOnTheConnectionThatWaited(t *testing.T) {
 		p, other, plain := s.process(settings{}), s.process(settings{}), s.open()
 		one, two := p.acquire("1", 0), p.acquire("2", 0)
 		var all sync.WaitGroup
-		locks := make([]*advisory.Lock, 3)
+		locks := make([]*advisory.Grant, 3)
 		for i, key := range []string{"1", "2"} {
 			all.Go(func() { locks[i] = other.acquire(key, time.Minute) })
 			var ids []string

@@ -47,7 +47,7 @@ type Request struct {
 
 // Acquire acquires a lease. After an error the lease is not held. If a statement was not answered in time, Acquire
 // releases in the background the lease that it may have been granted.
-func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
+func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now(), Since: r.Since},
@@ -67,7 +67,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	defer l.running.Done()
 	open, end := l.running.Until(ctx)
 	defer end(nil)
-	s, err := a.acquire(open)
+	g, err := a.acquire(open)
 	if err != nil {
 		if open.Err() != nil && (ctx.Err() == nil || !errors.Is(err, lockerr.ErrExhausted)) {
 			err = context.Cause(open)
@@ -75,7 +75,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Lease, error) {
 		return nil, a.Explain(ctx, terms, err, a.askHolder)
 	}
 	l.cfg.Rows.NoteLeased(r.Key)
-	return s, nil
+	return g, nil
 }
 
 // usable returns an error if leases are not safe on this server.
@@ -110,9 +110,9 @@ const resend = 3
 
 var errResend = errors.New("the connection broke, and what the request may have been granted is released")
 
-func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
+func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 	defer func() {
-		if s == nil {
+		if g == nil {
 			a.Ticket.Leave()
 		}
 	}()
@@ -125,23 +125,23 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 	}
 	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
 		a.given = given
-		if s, err := a.takeHandoff(ctx, given.giver); s != nil || err != nil {
-			return s, err
+		if g, err := a.takeHandoff(ctx, given.giver); g != nil || err != nil {
+			return g, err
 		}
 		a.given = nil
 	}
 	if a.Wait > 0 {
 		a.awaitDropped(ctx, a.r.Key)
 	}
-	s, ask, err := a.askOnSession(ctx)
+	g, ask, err := a.askOnSession(ctx)
 	if ask == nil {
-		return s, err
+		return g, err
 	}
 	for again := 0; ; {
-		s, err := ask(ctx)
+		g, err := ask(ctx)
 		switch {
-		case s != nil:
-			return s, nil
+		case g != nil:
+			return g, nil
 		case a.Vanished(err):
 			if err := a.cfg.Rows.Renew(ctx, keys); err != nil {
 				return nil, err
@@ -162,26 +162,26 @@ func (a *attempt) acquire(ctx context.Context) (s *Lease, err error) {
 
 // takeHandoff makes the attempt the holder of a lease that was handed over, with a new token, in one statement. It
 // returns nil if this process does not hold the lease any more: then the attempt asks for it like any other.
-func (a *attempt) takeHandoff(ctx context.Context, giver *Lease) (*Lease, error) {
+func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error) {
 	a.lasts = max(a.lasts, giver.ttl)
-	var s *Lease
+	var g *Grant
 	timed, cancel := context.WithTimeoutCause(ctx, a.Wait-time.Since(a.Start), strategy.ErrWaitOver)
 	defer cancel()
-	h, err := a.connOf(timed, giver)
+	lc, err := a.connOf(timed, giver)
 	if err == nil {
 		var ours bool
-		s, ours, err = a.request(timed, h, func(own context.Context) (answer, error) {
-			return h.ask(own, a.handoffBlock(giver, a.ttl))
+		g, ours, err = a.request(timed, lc, func(own context.Context) (answer, error) {
+			return lc.ask(own, a.handoffBlock(giver, a.ttl))
 		})
 		if ours {
-			a.giveBack(h)
+			a.giveBack(lc)
 		}
 	}
 	switch {
-	case s != nil:
-		s.since, s.handed = giver.since, giver.handed+1
+	case g != nil:
+		g.since, g.handed = giver.since, giver.handed+1
 		a.given.tell(nil)
-		return s, nil
+		return g, nil
 	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
 		a.given.tell(nil)
 		a.dropWakeUp(giver)
@@ -207,48 +207,48 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Lease) (*Lease, error)
 
 // try asks once, on a lock connection. It returns nil if somebody else has the lease, has locked the row or, with
 // inTurn, goes first.
-func (a *attempt) try(ctx context.Context, inTurn bool) (*Lease, error) {
-	h, s, err := a.connOrShare(ctx, inTurn)
-	if h == nil {
-		return s, err
+func (a *attempt) try(ctx context.Context, inTurn bool) (*Grant, error) {
+	lc, g, err := a.connOrShare(ctx, inTurn)
+	if lc == nil {
+		return g, err
 	}
 	var ours bool
-	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return a.steps.take(own, h, a, inTurn)
+	g, ours, err = a.request(ctx, lc, func(own context.Context) (answer, error) {
+		return a.steps.take(own, lc, a, inTurn)
 	})
 	if !ours {
-		return s, err
+		return g, err
 	}
 	if server.Number(err) != 0 && !server.Locked(err) { // the statement may have got as far as the wake-up lock
 		own, cancel := server.Within(a.releasing(), background/2)
-		a.releaseWakeUpsOn(own, h, a.r.Key)
+		a.releaseWakeUpsOn(own, lc, a.r.Key)
 		cancel()
 	}
-	a.giveBack(h)
+	a.giveBack(lc)
 	if busy(err) {
 		a.refused, err = a.Wait == 0, nil
 	}
-	return s, err
+	return g, err
 }
 
-func (l *Locker) takeAndWake(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error) {
-	return h.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true))
+func (l *Locker) takeAndWake(ctx context.Context, lc *lockConn, a *attempt, inTurn bool) (answer, error) {
+	return lc.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true))
 }
 
 // busy reports whether a take statement has met another one that is about to change the row, or a lock on the row.
 func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
 
 // wait waits for the lease in the server, on a connection of its own. If there is no such connection, it polls.
-func (a *attempt) wait(ctx context.Context) (*Lease, error) {
+func (a *attempt) wait(ctx context.Context) (*Grant, error) {
 	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
 	for ctx.Err() == nil {
-		s, err := a.waitOrPoll(ctx)
-		if s != nil || err != nil && ctx.Err() == nil {
-			return s, err
+		g, err := a.waitOrPoll(ctx)
+		if g != nil || err != nil && ctx.Err() == nil {
+			return g, err
 		}
 	}
 	return nil, context.Cause(ctx)
@@ -256,22 +256,22 @@ func (a *attempt) wait(ctx context.Context) (*Lease, error) {
 
 // waitOrPoll waits in the server, or for the time between two polls, and asks for the lease. It returns nil if another
 // round may get the lease.
-func (a *attempt) waitOrPoll(ctx context.Context) (s *Lease, err error) {
-	h, err := a.openWaitConn(ctx)
+func (a *attempt) waitOrPoll(ctx context.Context) (g *Grant, err error) {
+	lc, err := a.openWaitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if h != nil {
-		s, err = a.waitOn(ctx, h)
+	if lc != nil {
+		g, err = a.waitOn(ctx, lc)
 	} else if strategy.Sleep(ctx, a.pause(a.wakes)) {
-		s, err = a.try(ctx, false)
+		g, err = a.try(ctx, false)
 	}
 	final := a.Ticket == nil || server.Number(err) != 0 || errors.Is(err, keyrow.ErrNoRow)
 	if err != nil && !final && ctx.Err() == nil { // the connection was lost
 		strategy.Sleep(ctx, a.pause(false))
 		return nil, nil
 	}
-	return s, err
+	return g, err
 }
 
 // pause returns how long to wait for a holder that wakes nobody.
@@ -283,9 +283,9 @@ func (a *attempt) pause(polls bool) time.Duration {
 	return pause
 }
 
-// waitOn waits on the waiting connection h until the lease is granted. Then h has become a lock connection. After an
-// error h is closed, or given back.
-func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
+// waitOn waits on the waiting connection lc until the lease is granted. Then lc has become a lock connection. After an
+// error lc is closed, or given back.
+func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 	// alone: the lease may be taken without the wake-up lock, since that was not to be had.
 	hasWakeUp, beaten, alone := false, false, false
 	for ctx.Err() == nil {
@@ -296,53 +296,53 @@ func (a *attempt) waitOn(ctx context.Context, h *lockConn) (*Lease, error) {
 			}
 		} else if !hasWakeUp {
 			var err error
-			if hasWakeUp, err = a.listen(ctx, h, a.r.Key, a.Began(), bound); err != nil {
+			if hasWakeUp, err = a.listen(ctx, lc, a.r.Key, a.Began(), bound); err != nil {
 				return nil, err
 			}
 		}
-		s, ours, err := a.look(ctx, h, alone)
+		g, ours, err := a.look(ctx, lc, alone)
 		switch {
-		case s != nil:
-			a.open(h)
-			a.giveBack(h)
-			return s, nil
+		case g != nil:
+			a.open(lc)
+			a.giveBack(lc)
+			return g, nil
 		case !ours:
 			return nil, err
 		case err != nil && !busy(err):
-			a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
+			a.running.Go(func() { a.leaveWaitConn(lc, a.r.Key) })
 			return nil, err
 		}
 		beaten = hasWakeUp && (a.left > 0 || server.Deadlock(err))
 		if alone = !hasWakeUp && a.left == 0 && err == nil; alone {
-			a.freeWakeUp(ctx, h)
+			a.freeWakeUp(ctx, lc)
 		}
 	}
-	a.running.Go(func() { a.leaveWaitConn(h, a.r.Key) })
+	a.running.Go(func() { a.leaveWaitConn(lc, a.r.Key) })
 	return nil, context.Cause(ctx)
 }
 
-// look asks for the lease on the waiting connection h. It waits for the row, since the holder that has just released the
+// look asks for the lease on the waiting connection lc. It waits for the row, since the holder that has just released the
 // wake-up lock may still be committing.
-func (a *attempt) look(ctx context.Context, h *lockConn, alone bool) (s *Lease, ours bool, err error) {
+func (a *attempt) look(ctx context.Context, lc *lockConn, alone bool) (g *Grant, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
-	s, ours, err = a.request(ctx, h, func(own context.Context) (answer, error) {
-		return h.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief))
+	g, ours, err = a.request(ctx, lc, func(own context.Context) (answer, error) {
+		return lc.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief))
 	})
 	if ours && server.Locked(err) {
-		return a.requestBehind(ctx, h)
+		return a.requestBehind(ctx, lc)
 	}
-	return s, ours, err
+	return g, ours, err
 }
 
-// freeWakeUp frees the wake-up lock of a lease that has run out, as h has seen. Its holder stands still or was cut off,
+// freeWakeUp frees the wake-up lock of a lease that has run out, as lc has seen. Its holder stands still or was cut off,
 // and the server has not ended the holder's connection yet. freeWakeUp kills that connection if it has been silent for
 // a second: a new holder without the wake-up lock could wake nobody. This may fail without harm: if this account may
 // not see the connection of another account, that connection stays.
-func (a *attempt) freeWakeUp(ctx context.Context, h *lockConn) {
+func (a *attempt) freeWakeUp(ctx context.Context, lc *lockConn) {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
-	_ = a.cfg.Control.KillSilent(ctx, h.c, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
+	_ = a.cfg.Control.KillSilent(ctx, lc.c, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
 }
 
 // bound returns how long to rely on the wake-up lock.
@@ -359,46 +359,46 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 
 // requestBehind waits in a transaction behind those who have locked the row. Then it asks for the lease, by the server's
 // time after the wait.
-func (a *attempt) requestBehind(ctx context.Context, h *lockConn) (s *Lease, ours bool, err error) {
+func (a *attempt) requestBehind(ctx context.Context, lc *lockConn) (g *Grant, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	bound := max(time.Millisecond, min(time.Until(deadline)-terms.GiveUp, max(a.r.TTL, time.Second)))
 	if a.cfg.ReadTimeout > 0 {
 		bound = min(bound, a.cfg.ReadTimeout/2)
 	}
-	_, err = h.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
+	_, err = lc.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
 	if err == nil {
-		_, err = h.exec(ctx, "START TRANSACTION")
+		_, err = lc.exec(ctx, "START TRANSACTION")
 	}
 	if err == nil {
-		_, err = h.query(ctx, a.lockRowSQL(a.r.Key, bound))
+		_, err = lc.query(ctx, a.lockRowSQL(a.r.Key, bound))
 	}
 	if err != nil && !server.Interrupted(err) && !server.Deadlock(err) {
-		a.kill(h)
+		a.kill(lc)
 		return nil, false, err
 	}
 	locked := err == nil
-	return a.request(ctx, h, func(own context.Context) (ans answer, err error) {
+	return a.request(ctx, lc, func(own context.Context) (ans answer, err error) {
 		if locked && ctx.Err() == nil {
-			ans, err = h.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false))
+			ans, err = lc.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false))
 		}
-		if _, failed := h.exec(own, "COMMIT"); err == nil {
+		if _, failed := lc.exec(own, "COMMIT"); err == nil {
 			err = failed
 		}
-		if _, failed := h.exec(own, "SET SESSION "+rowWait(time.Second)); failed != nil {
-			h.c.Taint()
+		if _, failed := lc.exec(own, "SET SESSION "+rowWait(time.Second)); failed != nil {
+			lc.c.Taint()
 		}
 		return ans, err
 	})
 }
 
-// request asks for the lease on h, by do. The caller has the turn of h. do runs apart from ctx: at the end of a context
+// request asks for the lease on lc, by do. The caller has the turn of lc. do runs apart from ctx: at the end of a context
 // the driver closes the socket, and a lease granted by then would be nobody's.
 //
-// ours is false if the answer did not come in time, or if the lease may be granted in spite of an error. Then h and the
+// ours is false if the answer did not come in time, or if the lease may be granted in spite of an error. Then lc and the
 // ticket are kept in the background until it is sure that the lease is not granted.
-func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Context) (answer, error)) (s *Lease, ours bool, err error) {
+func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Context) (answer, error)) (g *Grant, ours bool, err error) {
 	a.Ticket.Asks()
-	own, stop := a.answerIn(ctx, h)
+	own, stop := a.answerIn(ctx, lc)
 	o := &outcome{done: make(chan struct{})}
 	run := func() {
 		defer close(o.done)
@@ -422,37 +422,37 @@ func (a *attempt) request(ctx context.Context, h *lockConn, do func(context.Cont
 		go run()
 	}
 	if !terms.Answered(ctx, o.done) {
-		a.handleLate(h, o)
+		a.handleLate(lc, o)
 		return nil, false, context.Cause(ctx)
 	}
 	a.left = o.left
 	switch {
 	case unknown(o.err):
-		return nil, false, a.unanswered(ctx, h, o)
+		return nil, false, a.unanswered(ctx, lc, o)
 	case o.err != nil:
 		return nil, true, o.err
 	case o.token == 0:
 		return nil, true, nil
 	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), strategy.ErrWaitOver):
-		a.handleLate(h, o)
+		a.handleLate(lc, o)
 		return nil, false, context.Cause(ctx)
 	case o.late(a.ttl):
-		if a.undo(h, o.token) != nil {
-			a.handleLate(h, o)
+		if a.undo(lc, o.token) != nil {
+			a.handleLate(lc, o)
 			return nil, false, lockerr.ErrNoAnswer
 		}
 		return nil, true, nil
 	}
-	if s, err = a.grant(h, a.Ticket, o.answer); err != nil {
-		a.handleLate(h, o)
+	if g, err = a.grant(lc, a.Ticket, o.answer); err != nil {
+		a.handleLate(lc, o)
 		return nil, false, err
 	}
-	return s, true, nil
+	return g, true, nil
 }
 
-// answerIn bounds the wait for an answer on h, apart from ctx. If the driver has a limit of its own, the context has
+// answerIn bounds the wait for an answer on lc, apart from ctx. If the driver has a limit of its own, the context has
 // none: a context that cannot end costs less, since the driver need not watch it.
-func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Context, stop context.CancelFunc) {
+func (a *attempt) answerIn(ctx context.Context, lc *lockConn) (own context.Context, stop context.CancelFunc) {
 	own = context.WithoutCancel(ctx)
 	if a.cfg.ReadTimeout > 0 {
 		return own, func() {}
@@ -462,17 +462,17 @@ func (a *attempt) answerIn(ctx context.Context, h *lockConn) (own context.Contex
 
 // unanswered gives back the lease that a request may have been granted whose answer is lost. It returns errResend if that
 // is done, so that the request can be sent again.
-func (a *attempt) unanswered(ctx context.Context, h *lockConn, o *outcome) error {
+func (a *attempt) unanswered(ctx context.Context, lc *lockConn, o *outcome) error {
 	if !server.Gone(o.err, nil) || a.resent >= resend || ctx.Err() != nil {
-		a.handleLate(h, o)
+		a.handleLate(lc, o)
 		return o.err
 	}
 	a.resent++
-	if !a.isGone(h) {
-		a.drop(h)
+	if !a.isGone(lc) {
+		a.drop(lc)
 	}
-	if a.freeKey(ctx, h, false) != nil {
-		a.handleLate(h, o)
+	if a.freeKey(ctx, lc, false) != nil {
+		a.handleLate(lc, o)
 		return o.err
 	}
 	return errResend
@@ -486,15 +486,15 @@ type outcome struct {
 }
 
 // handleLate takes care, in the background, of an outcome for which no caller waits.
-func (a *attempt) handleLate(h *lockConn, o *outcome) {
+func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
 	a.running.Go(func() {
 		defer ticket.Leave()
-		if h.waits { // the statement may wait behind a row lock
+		if lc.waits { // the statement may wait behind a row lock
 			ctx, cancel := server.Within(a.releasing(), background/5)
-			_ = a.cfg.Control.KillConnection(ctx, h.c) // best effort: the statement ends by itself, and its lease is given back
+			_ = a.cfg.Control.KillConnection(ctx, lc.c) // best effort: the statement ends by itself, and its lease is given back
 			cancel()
 		}
 		<-o.done
@@ -506,27 +506,27 @@ func (a *attempt) handleLate(h *lockConn, o *outcome) {
 		// A lease handed over, but not taken, is still this process's.
 		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
-			sure = a.undo(h, o.token) == nil
+			sure = a.undo(lc, o.token) == nil
 		}
-		clean := h.c.Clean()
+		clean := lc.c.Clean()
 		switch {
-		case a.isGone(h):
-		case h.waits:
-			a.leaveWaitConn(h, a.r.Key)
+		case a.isGone(lc):
+		case lc.waits:
+			a.leaveWaitConn(lc, a.r.Key)
 		default:
-			a.giveBack(h)
+			a.giveBack(lc)
 		}
 		if !sure {
-			a.freeUntil(until, h, clean)
+			a.freeUntil(until, lc, clean)
 		}
 	})
 }
 
 // freeUntil retries freeKey until it succeeds, or the lease has expired.
-func (a *attempt) freeUntil(until time.Time, h *lockConn, alive bool) {
+func (a *attempt) freeUntil(until time.Time, lc *lockConn, alive bool) {
 	ctx, cancel := a.lingering(until)
 	defer cancel()
-	for a.freeKey(a.releasing(), h, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
+	for a.freeKey(a.releasing(), lc, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
 	}
 }
 
@@ -536,21 +536,21 @@ func (a *attempt) releasing() context.Context {
 }
 
 // undo gives back a lease for which no caller waits, and its wake-up lock.
-func (a *attempt) undo(h *lockConn, token uint64) error {
+func (a *attempt) undo(lc *lockConn, token uint64) error {
 	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
-	_, err := a.steps.give(ctx, h, a.r.Key, token, 0)
+	_, err := a.steps.give(ctx, lc, a.r.Key, token, 0)
 	return err
 }
 
-// freeKey gives back the lease that the lost connection of h may have been granted, or may still be granted. No other
+// freeKey gives back the lease that the lost connection of lc may have been granted, or may still be granted. No other
 // caller of the process may be granted the key meanwhile. The lease is released by its token, so that a statement that
 // arrives too late does not release a later grant.
-func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
+func (a *attempt) freeKey(ctx context.Context, lc *lockConn, alive bool) error {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
 	if !alive && a.cfg.Info.Kills {
-		if err := a.cfg.Control.KillConnection(ctx, h.c); err != nil {
+		if err := a.cfg.Control.KillConnection(ctx, lc.c); err != nil {
 			return err
 		}
 	}
@@ -562,8 +562,8 @@ func (a *attempt) freeKey(ctx context.Context, h *lockConn, alive bool) error {
 	return a.steps.giveUnknown(ctx, other, a.r.Key)
 }
 
-func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string) error {
-	rows, err := h.query(ctx, l.grantedSQL(key))
+func (l *Locker) giveUnknownAndWake(ctx context.Context, lc *lockConn, key string) error {
+	rows, err := lc.query(ctx, l.grantedSQL(key))
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -573,7 +573,7 @@ func (l *Locker) giveUnknownAndWake(ctx context.Context, h *lockConn, key string
 		if sabotage.FreeAny.Load() {
 			release.Text = strings.Replace(release.Text, "token =", "token >=", 1)
 		}
-		_, err = h.change(ctx, release)
+		_, err = lc.change(ctx, release)
 	}
 	return err
 }
@@ -586,14 +586,14 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 	if err := l.running.Enter(); err != nil {
 		return nil, err
 	}
-	h := l.await(ctx, key, since, atMost)
+	lc := l.await(ctx, key, since, atMost)
 	done = sync.OnceFunc(func() {
-		if h == nil {
+		if lc == nil {
 			l.running.Done()
 			return
 		}
 		go func() { // the caller need not wait for this
-			l.leaveWaitConn(h, key)
+			l.leaveWaitConn(lc, key)
 			l.running.Done()
 		}()
 	})
@@ -614,25 +614,25 @@ func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost 
 	defer end(nil)
 	a := &attempt{Locker: l, left: atMost}
 	until := time.Now().Add(atMost)
-	h, err := l.openWaitConn(ctx)
-	if h == nil || err != nil {
+	lc, err := l.openWaitConn(ctx)
+	if lc == nil || err != nil {
 		strategy.Sleep(ctx, a.pause(false))
 		return nil
 	}
-	hasWakeUp, err := l.listen(ctx, h, key, since, a.bound(ctx))
+	hasWakeUp, err := l.listen(ctx, lc, key, since, a.bound(ctx))
 	if err != nil {
 		strategy.Sleep(ctx, a.pause(false))
 		return nil
 	}
 	if !hasWakeUp {
-		return h
+		return lc
 	}
-	rows, err := h.query(ctx, l.liveSQL(key))
+	rows, err := lc.query(ctx, l.liveSQL(key))
 	if err == nil && len(rows) > 0 { // the lease's own wake-up lock is lost
 		a.left = time.Until(until)
 		strategy.Sleep(ctx, a.pause(false))
 	}
-	return h
+	return lc
 }
 
 // askHolder asks the server who holds the lease.

@@ -171,25 +171,25 @@ func TestWakeUpLockIsTakenOnce(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		dbtest.OK(t, l.acquire(request("k")).Release())
-		h, err := l.borrow(dbtest.Limited(t))
+		lc, err := l.borrow(dbtest.Limited(t))
 		dbtest.OK(t, err)
 		for range 2 {
-			got, err := l.listen(dbtest.Limited(t), h, "k", time.Now(), time.Second)
+			got, err := l.listen(dbtest.Limited(t), lc, "k", time.Now(), time.Second)
 			if err != nil || !got {
 				t.Errorf("%v, %v", got, err)
 			}
 		}
-		_, err = h.ask(dbtest.Limited(t), l.takeBlock("k", time.Second, true, true))
+		_, err = lc.ask(dbtest.Limited(t), l.takeBlock("k", time.Second, true, true))
 		dbtest.OK(t, err)
 		if s.wakeUps("k") != 1 {
 			t.Error("the wake-up lock was not taken")
 		}
-		_, err = h.exec(dbtest.Limited(t), l.releaseWakeUpsSQL("k"))
+		_, err = lc.exec(dbtest.Limited(t), l.releaseWakeUpsSQL("k"))
 		dbtest.OK(t, err)
 		if s.wakeUps("k") != 0 {
 			t.Error("the wake-up lock is still there")
 		}
-		l.giveBack(h)
+		l.giveBack(lc)
 	})
 }
 
@@ -270,7 +270,7 @@ func TestExpiryIsNotLaterThanTheServersUnderMaxHold(t *testing.T) {
 				t.Errorf("Expiry is %v later than the server's, in %v", late, left)
 			}
 			time.Sleep(800 * time.Millisecond)
-			l.renew([]*Lease{lease}, 10*time.Second)
+			l.renew([]*Grant{lease}, 10*time.Second)
 			dbtest.OK(t, lease.Err())
 		}
 		dbtest.OK(t, lease.Release())
@@ -333,7 +333,7 @@ func TestSettingsOfASessionChangeNoLease(t *testing.T) {
 				t.Errorf("%s: the row is %+v", name, r)
 			}
 			dbtest.Is(t, name, dbtest.Err(plain.Acquire(dbtest.Limited(t), request(name))), lockerr.ErrLocked)
-			l.renew([]*Lease{lease}, time.Second)
+			l.renew([]*Grant{lease}, time.Second)
 			dbtest.OK(t, lease.Err())
 			s.onConn(func(conn driver.Conn) { dbtest.OK(t, l.fence(conn, lease)) })
 			dbtest.OK(t, lease.Release())
@@ -343,7 +343,7 @@ func TestSettingsOfASessionChangeNoLease(t *testing.T) {
 			// A lease that is lost is not ours to renew, however rows are counted.
 			lease = l.acquire(request(name))
 			s.steal(name)
-			l.renew([]*Lease{lease}, 20*time.Second)
+			l.renew([]*Grant{lease}, 20*time.Second)
 			dbtest.Soon(t, name+": it is lost after a theft", func() bool { return errors.Is(lease.Err(), lockerr.ErrLost) }) // when it has asked for the thief
 		}
 	})
@@ -364,7 +364,7 @@ func TestBigTokensAndOddKeysAreGrantedRenewedAndFenced(t *testing.T) {
 				if _, err := l.Acquire(dbtest.Limited(t), waiting(key, 10*time.Millisecond)); !errors.Is(err, lockerr.ErrLocked) {
 					t.Error(err)
 				}
-				l.renew([]*Lease{lease}, time.Second)
+				l.renew([]*Grant{lease}, time.Second)
 				s.onConn(func(conn driver.Conn) { dbtest.OK(t, l.fence(conn, lease)) })
 				dbtest.OK(t, lease.Release())
 			}

@@ -48,34 +48,34 @@ type take struct {
 
 	// What has become of it, once done is closed.
 	outcome
-	alone bool      // the request is to be sent alone: on h, whose turn it has, or on any connection if h is nil
-	lease *Lease    // the granted lease
-	h     *lockConn // if not alone: the connection on which the lease may have been granted
+	alone bool      // the request is to be sent alone: on lc, whose turn it has, or on any connection if lc is nil
+	lease *Grant    // the granted lease
+	lc    *lockConn // if not alone: the connection on which the lease may have been granted
 }
 
 // connOrShare returns a lock connection on which to send a request, with its turn. If all are busy, connOrShare sends the
 // request together with others; then the connection is nil.
-func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (h *lockConn, s *Lease, err error) {
-	h, opens := a.freeConn()
+func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (lc *lockConn, g *Grant, err error) {
+	lc, opens := a.freeConn()
 	switch {
 	case opens:
 		defer a.opened()
-	case h != nil && h.c.Fresh(ctx):
-		return h, nil, nil
-	case h != nil:
-		a.drop(h)
+	case lc != nil && lc.c.Fresh(ctx):
+		return lc, nil, nil
+	case lc != nil:
+		a.drop(lc)
 	case a.shares():
 		t := &take{attempt: a, ticket: a.Ticket, inTurn: inTurn, outcome: outcome{done: make(chan struct{})}}
-		s, alone, err := a.tryShared(ctx, t)
+		g, alone, err := a.tryShared(ctx, t)
 		switch {
 		case !alone:
-			return nil, s, err
-		case t.h != nil:
-			return t.h, nil, nil
+			return nil, g, err
+		case t.lc != nil:
+			return t.lc, nil, nil
 		}
 	}
-	h, err = a.borrow(ctx)
-	return h, nil, err
+	lc, err = a.borrow(ctx)
+	return lc, nil, err
 }
 
 // short returns which bound leaves callers no connection to ask on; nil for none.
@@ -112,8 +112,8 @@ func (l *Locker) opened() {
 }
 
 // tryShared is try for a request that is sent together with others. alone says that it is to be sent alone: then the
-// request has the turn of t.h, unless that is nil.
-func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool, err error) {
+// request has the turn of t.lc, unless that is nil.
+func (a *attempt) tryShared(ctx context.Context, t *take) (g *Grant, alone bool, err error) {
 	if a.takes.Join(t) {
 		a.running.Go(a.leadTakes)
 	}
@@ -133,8 +133,8 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (s *Lease, alone bool,
 	}
 	a.left = t.left
 	switch {
-	case t.h != nil:
-		return nil, false, a.unanswered(ctx, t.h, &t.outcome)
+	case t.lc != nil:
+		return nil, false, a.unanswered(ctx, t.lc, &t.outcome)
 	case t.err != nil:
 		return nil, false, t.err
 	case t.lease == nil:
@@ -156,14 +156,14 @@ func (a *attempt) forgo(t *take) {
 	a.running.Go(func() {
 		<-t.done
 		switch {
-		case t.alone && t.h != nil:
-			a.giveBack(t.h)
+		case t.alone && t.lc != nil:
+			a.giveBack(t.lc)
 		case t.lease != nil:
 			t.lease.end(lockerr.ErrClosed)
 			_ = a.relinquish(t.lease, false) // which goes on in the background
 			return
-		case t.h != nil:
-			a.freeUntil(until, t.h, false)
+		case t.lc != nil:
+			a.freeUntil(until, t.lc, false)
 		}
 		t.ticket.Leave()
 	})
@@ -173,12 +173,12 @@ func (a *attempt) forgo(t *take) {
 // gathered for that connection.
 func (l *Locker) leadTakes() {
 	for more := true; more; {
-		h, err := l.borrowShared(l.running.Ctx)
+		lc, err := l.borrowShared(l.running.Ctx)
 		runtime.Gosched() // callers that the last batch has answered may be about to ask again
 		var takes []*take
 		takes, more = l.takes.Depart(maxShared)
 		if err == nil {
-			l.sendBatch(h, takes, h.releases.Along(maxShared))
+			l.sendBatch(lc, takes, lc.releases.Along(maxShared))
 			continue
 		}
 		for _, t := range takes {
@@ -192,17 +192,17 @@ func (l *Locker) leadTakes() {
 func (l *Locker) borrowShared(ctx context.Context) (*lockConn, error) {
 	patient, cancel := server.Within(ctx, sharedFor)
 	defer cancel()
-	h, err := l.borrowOf(patient, min(sharedConns, l.maxLockConns))
-	if h != nil || ctx.Err() != nil || patient.Err() == nil {
-		return h, err
+	lc, err := l.borrowOf(patient, min(sharedConns, l.maxLockConns))
+	if lc != nil || ctx.Err() != nil || patient.Err() == nil {
+		return lc, err
 	}
 	return l.borrow(ctx)
 }
 
 // leaving is a release that is sent together with others.
 type leaving struct {
-	s    *Lease
-	h    *lockConn // the connection that has the wake-up lock
+	g    *Grant
+	lc   *lockConn // the connection that has the wake-up lock
 	done chan struct{}
 
 	// What has become of it, once done is closed.
@@ -216,64 +216,64 @@ type leaving struct {
 // The release is sent alone if the connection with the wake-up lock is lost, or if that is free and no other releases are
 // to be expected; else together with all releases that wait for the connection. If the server takes no writes and
 // elsewhere is set, the next try is sent on another connection: that may lead to the server that has replaced this one.
-func (l *Locker) releaseOnce(ctx context.Context, s *Lease, elsewhere bool) (found, asked bool, err error) {
-	h, shared := l.shareRelease(s)
+func (l *Locker) releaseOnce(ctx context.Context, g *Grant, elsewhere bool) (found, asked bool, err error) {
+	lc, shared := l.shareRelease(g)
 	if shared != nil {
 		select {
 		case <-shared.done:
 		case <-ctx.Done():
-			return false, !shared.h.releases.Quit(shared), server.EndOf(ctx)
+			return false, !shared.lc.releases.Quit(shared), server.EndOf(ctx)
 		}
 		if !shared.alone {
 			return shared.found, true, shared.err
 		}
 	}
-	if h != nil && !h.c.Fresh(ctx) {
-		l.drop(h)
-		h = nil
+	if lc != nil && !lc.c.Fresh(ctx) {
+		l.drop(lc)
+		lc = nil
 	}
-	if h == nil {
-		if h, err = l.connOf(ctx, s); err != nil {
+	if lc == nil {
+		if lc, err = l.connOf(ctx, g); err != nil {
 			return false, false, err
 		}
 	}
-	defer l.giveBack(h)
-	if found, err = l.releaseOn(ctx, h, s); elsewhere && server.Refused(err) {
-		h.c.Taint()
+	defer l.giveBack(lc)
+	if found, err = l.releaseOn(ctx, lc, g); elsewhere && server.Refused(err) {
+		lc.c.Taint()
 	}
 	return found, true, err
 }
 
 // shareRelease returns one of three: the connection with the lease's wake-up lock, and its turn, if it is free and no
 // other releases are to be expected; the release that goes together with others; or nothing.
-func (l *Locker) shareRelease(s *Lease) (*lockConn, *leaving) {
+func (l *Locker) shareRelease(g *Grant) (*lockConn, *leaving) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := s.conn
+	lc := g.conn
 	switch {
-	case h == nil || h.gone || s.minHold > 0 || !l.shares():
+	case lc == nil || lc.gone || g.minHold > 0 || !l.shares():
 		return nil, nil
-	case !h.releases.ShouldJoin() && h.c.TryTurn():
-		return h, nil
+	case !lc.releases.ShouldJoin() && lc.c.TryTurn():
+		return lc, nil
 	}
-	shared := &leaving{s: s, h: h, done: make(chan struct{})}
-	if h.releases.Join(shared) {
-		l.running.Go(func() { l.leadReleases(h) })
+	shared := &leaving{g: g, lc: lc, done: make(chan struct{})}
+	if lc.releases.Join(shared) {
+		l.running.Go(func() { l.leadReleases(lc) })
 	}
 	return nil, shared
 }
 
-// leadReleases sends the releases that have gathered for h, together with the requests that have gathered meanwhile.
-func (l *Locker) leadReleases(h *lockConn) {
+// leadReleases sends the releases that have gathered for lc, together with the requests that have gathered meanwhile.
+func (l *Locker) leadReleases(lc *lockConn) {
 	for more := true; more; {
 		ctx, cancel := server.Within(context.Background(), handoffWait)
-		mine, _ := l.awaitTurn(ctx, h)
+		mine, _ := l.awaitTurn(ctx, lc)
 		cancel()
 		runtime.Gosched() // as in leadTakes
 		var leaves []*leaving
-		leaves, more = h.releases.Depart(maxShared)
+		leaves, more = lc.releases.Depart(maxShared)
 		if mine {
-			l.sendBatch(h, l.takesFor(h), leaves)
+			l.sendBatch(lc, l.takesFor(lc), leaves)
 			continue
 		}
 		for _, r := range leaves {
@@ -283,10 +283,10 @@ func (l *Locker) leadReleases(h *lockConn) {
 	}
 }
 
-// takesFor returns the requests that have gathered, if h has room for their wake-up locks.
-func (l *Locker) takesFor(h *lockConn) []*take {
+// takesFor returns the requests that have gathered, if lc has room for their wake-up locks.
+func (l *Locker) takesFor(lc *lockConn) []*take {
 	l.mu.Lock()
-	roomy := l.hasRoom(h)
+	roomy := l.hasRoom(lc)
 	l.mu.Unlock()
 	if !roomy {
 		return nil
@@ -294,20 +294,20 @@ func (l *Locker) takesFor(h *lockConn) []*take {
 	return l.takes.Along(maxShared)
 }
 
-// sendBatch takes and releases leases on h, whose turn the caller has. Then it gives h back, and answers the callers.
-func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
+// sendBatch takes and releases leases on lc, whose turn the caller has. Then it gives lc back, and answers the callers.
+func (l *Locker) sendBatch(lc *lockConn, takes []*take, leaves []*leaving) {
 	switch {
 	case len(takes) == 1 && len(leaves) == 0:
-		takes[0].alone, takes[0].h = true, h // the request has the turn now
+		takes[0].alone, takes[0].lc = true, lc // the request has the turn now
 		close(takes[0].done)
 		return
 	case len(takes) == 0 && len(leaves) == 1:
 		only := leaves[0]
-		only.found, only.err = l.releaseOn(about(context.Background(), purpose.Release, only.s), h, only.s)
+		only.found, only.err = l.releaseOn(about(context.Background(), purpose.Release, only.g), lc, only.g)
 	case len(takes)+len(leaves) > 0:
-		l.sendSeveral(h, takes, leaves)
+		l.sendSeveral(lc, takes, leaves)
 	}
-	l.giveBack(h)
+	l.giveBack(lc)
 	for _, t := range takes {
 		close(t.done)
 	}
@@ -316,27 +316,27 @@ func (l *Locker) sendBatch(h *lockConn, takes []*take, leaves []*leaving) {
 	}
 }
 
-func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
+func (l *Locker) sendSeveral(lc *lockConn, takes []*take, leaves []*leaving) {
 	ctx, cancel := server.Within(several(takes, leaves), background)
 	defer cancel()
-	maybe, err := l.changeRows(ctx, h, takes, leaves)
+	maybe, err := l.changeRows(ctx, lc, takes, leaves)
 	lost := err != nil && maybe
 	switch {
 	case lost:
-		h.c.Taint()
+		lc.c.Taint()
 	case err != nil:
-		l.rollBack(ctx, h, takes)
+		l.rollBack(ctx, lc, takes)
 	}
 	for _, t := range takes {
 		switch {
 		case lost && t.token > 0:
-			t.err, t.h = err, h
+			t.err, t.lc = err, lc
 		case err != nil:
 			t.alone = true // nothing was granted
 		case t.token > 0:
-			if t.lease, t.err = t.attempt.grant(h, t.ticket, t.answer); t.err != nil && t.attempt.undo(h, t.token) != nil {
-				t.h = h
-				h.c.Taint()
+			if t.lease, t.err = t.attempt.grant(lc, t.ticket, t.answer); t.err != nil && t.attempt.undo(lc, t.token) != nil {
+				t.lc = lc
+				lc.c.Taint()
 			}
 		}
 	}
@@ -349,25 +349,25 @@ func (l *Locker) sendSeveral(h *lockConn, takes []*take, leaves []*leaving) {
 		}
 	}
 	if err == nil {
-		l.forgetWakeUps(ctx, h, leaves)
+		l.forgetWakeUps(ctx, lc, leaves)
 	}
 }
 
 // rollBack ends a batch that was refused, so that requests and releases that are sent alone meet nothing of it.
-func (l *Locker) rollBack(ctx context.Context, h *lockConn, takes []*take) {
-	if !h.c.Clean() {
+func (l *Locker) rollBack(ctx context.Context, lc *lockConn, takes []*take) {
+	if !lc.c.Clean() {
 		return
 	}
 	ctx, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 	defer cancel()
-	if _, err := h.exec(ctx, "ROLLBACK"); err != nil {
-		h.c.Taint()
+	if _, err := lc.exec(ctx, "ROLLBACK"); err != nil {
+		lc.c.Taint()
 	}
 	var keys []string
 	for _, t := range takes {
 		keys = append(keys, t.attempt.r.Key)
 	}
-	l.releaseWakeUpsOn(ctx, h, keys...)
+	l.releaseWakeUpsOn(ctx, lc, keys...)
 }
 
 // several returns the context of statements for takes and releases.
@@ -379,14 +379,14 @@ func several(takes []*take, leaves []*leaving) context.Context {
 		keys, asked, does = append(keys, t.attempt.r.Key), append(asked, t.attempt.asked...), purpose.Take
 	}
 	for _, r := range leaves {
-		keys, asked = append(keys, r.s.key), append(asked, r.s.asked...)
+		keys, asked = append(keys, r.g.key), append(asked, r.g.asked...)
 	}
 	return purpose.Named(asked.In(context.Background()), does, hint.StrategyLease, keys...)
 }
 
 // changeRows takes and releases leases in one transaction. maybe: the transaction may be committed in spite of an error.
-func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, leaves []*leaving) (maybe bool, err error) {
-	answers, err := h.send(ctx, "START TRANSACTION", l.lookSQL(takes, leaves))
+func (l *Locker) changeRows(ctx context.Context, lc *lockConn, takes []*take, leaves []*leaving) (maybe bool, err error) {
+	answers, err := lc.send(ctx, "START TRANSACTION", l.lookSQL(takes, leaves))
 	if err != nil {
 		return false, err
 	}
@@ -396,11 +396,11 @@ func (l *Locker) changeRows(ctx context.Context, h *lockConn, takes []*take, lea
 	}
 	n := len(granted) + len(held)
 	if n == 0 {
-		_, err = h.exec(ctx, "COMMIT")
+		_, err = lc.exec(ctx, "COMMIT")
 		return false, err
 	}
 	sent := time.Now()
-	maybe, err = h.changeAndCommit(ctx, l.changeRowsSQL(granted, held), 2*n, l.cfg.Info)
+	maybe, err = lc.changeAndCommit(ctx, l.changeRowsSQL(granted, held), 2*n, l.cfg.Info)
 	for _, t := range granted {
 		t.token, t.sent = t.token+1, sent
 	}
@@ -456,11 +456,11 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 		}
 	}
 	for _, r := range leaves {
-		row, ok := said[r.s.key]
+		row, ok := said[r.g.key]
 		r.alone = !ok
-		if r.found = ok && row[1] == strconv.FormatUint(r.s.token, 10) && row[2] == "1"; r.found {
+		if r.found = ok && row[1] == strconv.FormatUint(r.g.token, 10) && row[2] == "1"; r.found {
 			held = append(held, r)
-			delete(said, r.s.key)
+			delete(said, r.g.key)
 		}
 	}
 	return granted, held, nil
@@ -483,7 +483,7 @@ func (l *Locker) lookSQL(takes []*take, leaves []*leaving) string {
 	}
 	asked := among(names, len(takes)+len(leaves))
 	for _, r := range leaves {
-		names = append(names, schema.Literal(r.s.key))
+		names = append(names, schema.Literal(r.g.key))
 	}
 	return "SELECT name, token, owner <=> " + schema.Literal(l.owner) + ", " + schema.Remaining("") + "," +
 		" IF(" + asked + " AND NOT " + schema.Live("") + ", 1 + " + wakeUp(lockname.SQLOfWakeUp(l.cfg.Namespace, "name"), "0") + ", 0)" +
@@ -508,7 +508,7 @@ func (l *Locker) changeRowsSQL(granted []*take, held []*leaving) string {
 		names, ttls = append(names, name), append(ttls, strconv.FormatInt(t.attempt.ttl.Microseconds(), 10))
 	}
 	for _, r := range held {
-		rows = append(rows, "("+namespace+", "+schema.Literal(r.s.key)+")")
+		rows = append(rows, "("+namespace+", "+schema.Literal(r.g.key)+")")
 	}
 	grants := among(names, len(rows))
 	wakes := "RELEASE_LOCK(" + lockname.SQLOfWakeUp(l.cfg.Namespace, "name") + ")"
@@ -543,16 +543,16 @@ func among(names []string, many int) string {
 	return "name IN (" + strings.Join(names, ", ") + ")"
 }
 
-// forgetWakeUps notes that h does not have the wake-up locks of released leases any more. It also gives back the wake-up
+// forgetWakeUps notes that lc does not have the wake-up locks of released leases any more. It also gives back the wake-up
 // locks of leases that were lost.
-func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving) {
+func (l *Locker) forgetWakeUps(ctx context.Context, lc *lockConn, some []*leaving) {
 	var lost []string
 	l.mu.Lock()
 	for _, r := range some {
-		if !r.alone && h.wakeUps[r.s.key] == r.s {
-			delete(h.wakeUps, r.s.key)
+		if !r.alone && lc.wakeUps[r.g.key] == r.g {
+			delete(lc.wakeUps, r.g.key)
 			if !r.found {
-				lost = append(lost, r.s.key)
+				lost = append(lost, r.g.key)
 			}
 		}
 	}
@@ -560,6 +560,6 @@ func (l *Locker) forgetWakeUps(ctx context.Context, h *lockConn, some []*leaving
 	if len(lost) > 0 {
 		ctx, cancel := server.Within(context.WithoutCancel(ctx), background/2)
 		defer cancel()
-		l.releaseWakeUpsOn(ctx, h, lost...)
+		l.releaseWakeUpsOn(ctx, lc, lost...)
 	}
 }

@@ -30,27 +30,27 @@ func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, h
 	if err != nil {
 		return check, err
 	}
-	var checked, released []*Lease // checked: the lease of each statement
-	for _, s := range leases {
-		release := how.Ends && s.endsWithCommit()
-		texts := l.guard(s, release, left)
+	var checked, released []*Grant // checked: the lease of each statement
+	for _, g := range leases {
+		release := how.Ends && g.endsWithCommit()
+		texts := l.guard(g, release, left)
 		check.Before = append(check.Before, texts...)
-		checked = append(checked, slices.Repeat([]*Lease{s}, len(texts))...)
+		checked = append(checked, slices.Repeat([]*Grant{g}, len(texts))...)
 		if release {
-			released = append(released, s)
-			s.commits(strategy.Unknown)
-			if s.session == c {
-				check.After = append(check.After, s.wakesSQL())
+			released = append(released, g)
+			g.commits(strategy.Unknown)
+			if g.session == c {
+				check.After = append(check.After, g.wakesSQL())
 			}
 		}
 	}
 	check.Failed = func(_ context.Context, i int, err error) error { return checked[i].refused(err) }
 	check.Again = func(i int, err error) bool { return checked[i].waitsOn(err) }
 	check.Ended = func(o strategy.Outcome) {
-		for _, s := range released {
-			s.commits(o)
-			if o == strategy.Committed && s.session == c {
-				s.session = nil
+		for _, g := range released {
+			g.commits(o)
+			if o == strategy.Committed && g.session == c {
+				g.session = nil
 			}
 		}
 	}
@@ -58,13 +58,13 @@ func (l *Locker) Check(_ context.Context, c *pool.Conn, held []strategy.Grant, h
 }
 
 // leasesOf returns the leases of grants, in the order of their keys, each once.
-func leasesOf(held []strategy.Grant) (leases []*Lease) {
+func leasesOf(held []strategy.Grant) (leases []*Grant) {
 	for _, h := range held {
 		switch h := h.(type) {
-		case *Lease:
+		case *Grant:
 			leases = append(leases, h)
 		case *Slot:
-			leases = append(leases, h.Lease)
+			leases = append(leases, h.Grant)
 		}
 	}
 	sortByKey(leases)
@@ -72,13 +72,13 @@ func leasesOf(held []strategy.Grant) (leases []*Lease) {
 }
 
 // timeLeft returns for how long all leases still last for their holder.
-func timeLeft(leases []*Lease) (left time.Duration, err error) {
+func timeLeft(leases []*Grant) (left time.Duration, err error) {
 	left = time.Hour // more is too long to wait, and for MAX_EXECUTION_TIME
-	for _, s := range leases {
-		if err := s.Err(); err != nil {
-			return 0, terms.Failure("commit", s.key, err)
+	for _, g := range leases {
+		if err := g.Err(); err != nil {
+			return 0, terms.Failure("commit", g.key, err)
 		}
-		left = min(left, s.left())
+		left = min(left, g.left())
 	}
 	return max(left, time.Millisecond), nil
 }
@@ -86,20 +86,20 @@ func timeLeft(leases []*Lease) (left time.Duration, err error) {
 // endsWithCommit reports whether the COMMIT of the transaction with which the lease ends may release it. vtgate commits
 // on one shard after the other, so the lease could be free before the data is written. With statement-based logs the
 // transaction may be unable to write.
-func (l *Lease) endsWithCommit() bool {
-	info := l.locker.cfg.Info
-	if l.mayBeHandedOver() && l.ticket.HasNext(l.locker) {
+func (g *Grant) endsWithCommit() bool {
+	info := g.locker.cfg.Info
+	if g.mayBeHandedOver() && g.ticket.HasNext(g.locker) {
 		return false
 	}
-	return l.minHold == 0 && !info.Tablets && !info.StatementLog
+	return g.minHold == 0 && !info.Tablets && !info.StatementLog
 }
 
 // commits notes how the COMMIT that releases the lease has ended; it is Unknown while the COMMIT is under way.
-func (l *Lease) commits(o strategy.Outcome) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.given = o == strategy.Committed || o == strategy.OnlyCommitted
-	l.maybe = o == strategy.Unknown
+func (g *Grant) commits(o strategy.Outcome) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.given = o == strategy.Committed || o == strategy.OnlyCommitted
+	g.maybe = o == strategy.Unknown
 }
 
 // guard returns the statements in front of COMMIT for one lease. The server ends the wait for the row after bound. What
@@ -117,24 +117,24 @@ func (l *Lease) commits(o strategy.Outcome) {
 //	WHERE (TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) NOT BETWEEN 0 AND 3600
 //	  OR r.expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND) FOR UPDATE
 //	ON DUPLICATE KEY UPDATE expires = r.expires + INTERVAL 1 MICROSECOND
-func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
+func (l *Locker) guard(g *Grant, release bool, bound time.Duration) []string {
 	lasts := schema.Lasts("r.")
 	if l.cfg.Info.Topology != "" { // only a write is seen by all nodes
 		set := touch
 		if release {
 			set = l.leave()
 		}
-		write := l.changeSQL([]*Lease{s}, func(*Lease) time.Duration { return 0 }, lasts, set, "")
+		write := l.changeSQL([]*Grant{g}, func(*Grant) time.Duration { return 0 }, lasts, set, "")
 		return []string{l.bounded(write, bound), l.cfg.Info.Guard("ROW_COUNT() > 0")}
 	}
 	lock := l.cfg.Info.Share
 	if release || lock == "" {
 		lock = " FOR UPDATE"
 	}
-	texts := []string{l.guardSQL(s, lasts, lock, bound)}
+	texts := []string{l.guardSQL(g, lasts, lock, bound)}
 	if release {
 		texts = append(texts, l.bounded(fmt.Sprintf("UPDATE %s SET %s WHERE %s AND token = %d AND owner = %s",
-			l.cfg.Table, schema.Released, l.row("", s.key), s.token, schema.Literal(l.owner)), bound))
+			l.cfg.Table, schema.Released, l.row("", g.key), g.token, schema.Literal(l.owner)), bound))
 	}
 	return texts
 }
@@ -148,8 +148,8 @@ func (l *Locker) guard(s *Lease, release bool, bound time.Duration) []string {
 //	    OR r.expires > UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)),
 //	  1, (SELECT 1 UNION ALL SELECT 2))
 //	FROM mysqllock r WHERE r.namespace = 'app' AND r.name = 'k' LIMIT 1 FOR SHARE
-func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) string {
-	held := fmt.Sprintf("MAX(r.token = %d AND r.owner = %s AND %s)", s.token, schema.Literal(l.owner), lasts)
+func (l *Locker) guardSQL(g *Grant, lasts, lock string, bound time.Duration) string {
+	held := fmt.Sprintf("MAX(r.token = %d AND r.owner = %s AND %s)", g.token, schema.Literal(l.owner), lasts)
 	hint, tail := "", ""
 	if !l.cfg.Info.Settings {
 		hint, tail = l.cfg.Info.Within(bound)
@@ -158,7 +158,7 @@ func (l *Locker) guardSQL(s *Lease, lasts, lock string, bound time.Duration) str
 		hint = strings.Replace(hint, " */", " SET_VAR(optimizer_switch='subquery_to_derived=off') */", 1)
 	}
 	return l.bounded("SELECT "+hint+l.cfg.Info.Require(held)+
-		" FROM "+l.cfg.Table.String()+" r WHERE "+l.row("r.", s.key)+" LIMIT 1"+lock+tail, bound)
+		" FROM "+l.cfg.Table.String()+" r WHERE "+l.row("r.", g.key)+" LIMIT 1"+lock+tail, bound)
 }
 
 // bounded makes MariaDB end a statement after bound; MySQL ends a guard by a hint. It also lets MariaDB lock rows that
@@ -180,18 +180,18 @@ func (l *Locker) bounded(text string, bound time.Duration) string {
 
 // waitsOn reports whether only the application's innodb_lock_wait_timeout has ended a guard, on MySQL, while the lease
 // lasts: then the guard goes on to wait.
-func (l *Lease) waitsOn(err error) bool {
-	info := l.locker.cfg.Info
-	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && l.Err() == nil
+func (g *Grant) waitsOn(err error) bool {
+	info := g.locker.cfg.Info
+	return server.Locked(err) && info.Topology == "" && !info.EndsTransaction(err) && g.Err() == nil
 }
 
 // refused explains the error of a statement before COMMIT.
-func (l *Lease) refused(err error) error {
+func (g *Grant) refused(err error) error {
 	switch {
 	case server.Stopped(err):
-		why := l.whyNotOurs()
-		l.lose(why)
-		err = l.Err() // the holder's context ends with the same error
+		why := g.whyNotOurs()
+		g.lose(why)
+		err = g.Err() // the holder's context ends with the same error
 		if !errors.Is(err, lockerr.ErrLost) {
 			err = lockerr.With(lockerr.ErrLost, why)
 		}
@@ -200,5 +200,5 @@ func (l *Lease) refused(err error) error {
 	case server.Interrupted(err), server.Locked(err):
 		err = lockerr.With(lockerr.ErrLost, fmt.Errorf("somebody has locked the row for as long as the lease lasts: %w", err))
 	}
-	return terms.Failure("commit", l.key, err)
+	return terms.Failure("commit", g.key, err)
 }

@@ -51,7 +51,7 @@ func TestACommitNeedsAllItsLeases(t *testing.T) {
 		for form, by := range forms {
 			l, conn := s.locker(setup{}), s.session()
 			a, b := l.acquire(request("a")), l.acquire(request("b'\""))
-			for _, leases := range [][]*Lease{{a}, {b, a, b}} {
+			for _, leases := range [][]*Grant{{a}, {b, a, b}} {
 				before := s.written()
 				s.writing(conn)
 				if err := l.commit(by, conn, false, leases...); err != nil || s.written() != before+1 {
@@ -126,7 +126,7 @@ func TestACommitReleases(t *testing.T) {
 				s.writing(conn)
 				dbtest.OK(t, l.commit(func(ctx context.Context, conn driver.Conn, texts ...string) ([][][]string, error) {
 					answers, err := by(ctx, conn, texts...)
-					l.renew([]*Lease{lease}, time.Second)
+					l.renew([]*Grant{lease}, time.Second)
 					dbtest.OK(t, l.renewBehind(dbtest.Limited(t), lease))
 					return answers, err
 				}, conn, true, lease))
@@ -193,17 +193,17 @@ func TestOthersOfTheProcessGetALeaseThatEnds(t *testing.T) {
 		lease = l.acquire(waiting("next", time.Minute))
 		s.writing(conn)
 		dbtest.OK(t, l.commit(server.SendSingly, conn, true, lease))
-		h := lease.conn
-		dbtest.OK(t, h.c.AwaitTurn(dbtest.Limited(t))) // so that the wake-up lock stays for now
+		lc := lease.conn
+		dbtest.OK(t, lc.c.AwaitTurn(dbtest.Limited(t))) // so that the wake-up lock stays for now
 		dbtest.OK(t, lease.Release())
 		sent = l.tap.Texts()
 		passed = l.pass(dbtest.Limited(t), waiting("next", time.Minute))
 		dbtest.Soon(t, "the next caller wants the connection", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return h.queued == 2 || count(sent(), "INSERT") > 0
+			return lc.queued == 2 || count(sent(), "INSERT") > 0
 		})
-		h.c.EndTurn()
+		lc.c.EndTurn()
 		dbtest.OK(t, <-passed)
 		for _, text := range sent() {
 			if strings.HasPrefix(text, "SELECT") && strings.Contains(text, "GET_LOCK") {
@@ -229,7 +229,7 @@ func TestAnUnknownCommitReleasesOnce(t *testing.T) {
 				return nil, errors.Join(err, mysql.ErrInvalidConn)
 			}, conn, true, lease)
 			dbtest.Is(t, "the answer", err, mysql.ErrInvalidConn)
-			l.renew([]*Lease{lease}, time.Second)
+			l.renew([]*Grant{lease}, time.Second)
 			dbtest.OK(t, errors.Join(lease.Err(), lease.Release()))
 			if s.row("k").live || s.wakeUps("k") != 0 {
 				t.Errorf("arrives %v: %+v, %d wake-up locks", arrives, s.row("k"), s.wakeUps("k"))
@@ -285,8 +285,8 @@ func TestAGuardDecidesByTheRowAsItGetsIt(t *testing.T) {
 
 // TestAGuardThatIsKilledIsNotSaidToHaveWaited: nobody has locked the row.
 func TestAGuardThatIsKilledIsNotSaidToHaveWaited(t *testing.T) {
-	l := &Lease{key: "k"}
-	err := l.refused(&mysql.MySQLError{Number: server.QueryInterrupted, Message: "Query execution was interrupted"})
+	g := &Grant{key: "k"}
+	err := g.refused(&mysql.MySQLError{Number: server.QueryInterrupted, Message: "Query execution was interrupted"})
 	dbtest.Is(t, "killed", err, lockerr.ErrLost)
 	dbtest.Says(t, err, "ended by a KILL")
 }
@@ -357,7 +357,7 @@ func TestATimestampInTheDSNMovesNoLease(t *testing.T) {
 		if r := s.row("k"); !r.live || r.left > 30*time.Second {
 			t.Errorf("the row is %+v", r)
 		}
-		old.renew([]*Lease{lease}, time.Second)
+		old.renew([]*Grant{lease}, time.Second)
 		dbtest.OK(t, lease.Err())
 		dbtest.OK(t, lease.Release())
 	})
@@ -383,7 +383,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 					defer sql("SET SESSION innodb_snapshot_isolation = DEFAULT")
 				}
 				sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-				l.renew([]*Lease{a, b}, time.Second) // the rows change after the snapshot
+				l.renew([]*Grant{a, b}, time.Second) // the rows change after the snapshot
 				dbtest.OK(t, errors.Join(l.fence(conn, b, a, b), l.fence(conn)))
 				if info.Topology == "" { // another transaction under it does not wait
 					side := s.session()
@@ -397,7 +397,7 @@ func TestAFenceKeepsTheLeaseUntilItsCommit(t *testing.T) {
 				soonest := time.Minute
 				for try := 0; try < 5 && soonest > 4*time.Second; try++ {
 					begin := time.Now()
-					l.renew([]*Lease{a, b}, 20*time.Second)
+					l.renew([]*Grant{a, b}, 20*time.Second)
 					soonest = min(soonest, time.Since(begin))
 				}
 				if soonest > 4*time.Second { // nor wait for the row, for 5 s

@@ -277,12 +277,12 @@ func TestARequestWhoseConnectionBreaksAtAHandoffIsSentAgain(t *testing.T) {
 
 // broken acquires a lease while the connections break whose statement has done its work. It is sent
 // again if that can be given back within a fifth of background; slow tells that it could not.
-func (s *scratch) broken(l *locker, statement string, r Request, done func() bool) (_ *Lease, slow bool) {
+func (s *scratch) broken(l *locker, statement string, r Request, done func() bool) (_ *Grant, slow bool) {
 	s.T.Helper()
 	arrive := l.tap.Stall(statement)
 	defer arrive()
 	type result struct {
-		lease *Lease
+		lease *Grant
 		err   error
 	}
 	got := make(chan result, 1)

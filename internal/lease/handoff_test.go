@@ -103,7 +103,7 @@ func TestWhoTakesOverALostLeaseAsksAnew(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{})
 		first := l.acquire(request("k"))
-		got := make(chan *Lease, 1)
+		got := make(chan *Grant, 1)
 		go func() {
 			lease, err := l.Acquire(dbtest.Limited(t), waiting("k", 20*time.Second))
 			if err != nil {

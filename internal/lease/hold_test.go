@@ -73,7 +73,7 @@ func TestALeaseIsKeptForItsMinHold(t *testing.T) {
 		r := request("k")
 		r.MinHold = 20 * time.Second
 		lease := l.acquire(r)
-		renewal := l.changeSQL([]*Lease{lease}, func(s *Lease) time.Duration { return s.ttl }, lasted, extend, "")
+		renewal := l.changeSQL([]*Grant{lease}, func(g *Grant) time.Duration { return g.ttl }, lasted, extend, "")
 		dbtest.OK(t, lease.Release())
 		_, err := s.db.Exec(renewal) // one that comes late
 		dbtest.OK(t, err)
@@ -107,7 +107,7 @@ func TestALeaseEndsAfterItsMaxHold(t *testing.T) {
 			r := waiting(ttl.String(), 20*time.Second)
 			r.TTL, r.MaxHold = ttl, 2500*time.Millisecond
 			var n *losses
-			var lease *Lease
+			var lease *Grant
 			var err error
 			var early, over time.Duration
 			stoodStill := func() bool { return strings.Contains(err.Error(), "not renewed in time") || over > time.Second }

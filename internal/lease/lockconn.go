@@ -21,10 +21,10 @@ type lockConn struct {
 	waits    bool                  // the connection is a waiter's own, on which the waiter may block; guarded by the turn
 	lent     bool                  // the connection is a caller's session, which nobody else uses: see takeOnSession
 	releases batch.Group[*leaving] // releases of leases in wakeUps
-	stale    batch.Group[*Lease]   // leases in wakeUps that are over, so that their wake-up locks are to be given back
+	stale    batch.Group[*Grant]   // leases in wakeUps that are over, so that their wake-up locks are to be given back
 
 	// Guarded by Locker.mu.
-	wakeUps map[string]*Lease // by key, the leases whose wake-up locks the connection has
+	wakeUps map[string]*Grant // by key, the leases whose wake-up locks the connection has
 	queued  int               // how many callers wait for the turn
 	gone    bool              // the connection is destroyed, or back in the pool
 }
@@ -34,8 +34,8 @@ type lockConn struct {
 // MySQL 9.7 takes no longer.
 const maxWakeUps = 2000
 
-// hasRoom reports whether h may have more wake-up locks. The caller holds l.mu.
-func (l *Locker) hasRoom(h *lockConn) bool { return len(h.wakeUps) < maxWakeUps }
+// hasRoom reports whether lc may have more wake-up locks. The caller holds l.mu.
+func (l *Locker) hasRoom(lc *lockConn) bool { return len(lc.wakeUps) < maxWakeUps }
 
 const (
 	// spare is how many connections waiters leave to callers that take, renew and release leases.
@@ -102,9 +102,9 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 			continue
 		}
 		if busy == nil || more && l.cfg.Conns.Ready() {
-			h, err := l.connect(ctx, arrived, busy != nil)
-			if h != nil || busy == nil && err != nil {
-				return h, err
+			lc, err := l.connect(ctx, arrived, busy != nil)
+			if lc != nil || busy == nil && err != nil {
+				return lc, err
 			}
 		}
 		if busy == nil {
@@ -128,16 +128,16 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 // without any, and whether there may be more: most in all, not counting those without room. The caller holds l.mu.
 func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many have room for wake-up locks, and whether busy has
-	for _, h := range l.lockConns {
-		hasRoom := l.hasRoom(h)
-		if hasRoom && h.c.TryTurn() {
-			return h, nil, false
+	for _, lc := range l.lockConns {
+		hasRoom := l.hasRoom(lc)
+		if hasRoom && lc.c.TryTurn() {
+			return lc, nil, false
 		}
 		if hasRoom {
 			room++
 		}
-		if busy == nil || hasRoom && !roomy || hasRoom == roomy && h.queued < busy.queued {
-			busy, roomy = h, hasRoom
+		if busy == nil || hasRoom && !roomy || hasRoom == roomy && lc.queued < busy.queued {
+			busy, roomy = lc, hasRoom
 		}
 	}
 	return nil, busy, room < most
@@ -156,9 +156,9 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 		}
 		return nil, err
 	}
-	h := &lockConn{c: c, wakeUps: make(map[string]*Lease)}
-	l.open(h)
-	return h, nil
+	lc := &lockConn{c: c, wakeUps: make(map[string]*Grant)}
+	l.open(lc)
+	return lc, nil
 }
 
 func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool.Conn, error) {
@@ -174,145 +174,145 @@ func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool
 	return c, err
 }
 
-// open lets other callers use h, too. h may have been a waiting connection.
-func (l *Locker) open(h *lockConn) {
+// open lets other callers use lc, too. lc may have been a waiting connection.
+func (l *Locker) open(lc *lockConn) {
 	l.mu.Lock()
-	if h.waits {
-		h.waits = false
-		h.c.Unblocked()
+	if lc.waits {
+		lc.waits = false
+		lc.c.Unblocked()
 		l.waitConns--
 	}
-	l.lockConns = append(l.lockConns, h)
+	l.lockConns = append(l.lockConns, lc)
 	l.arrive()
 	l.arrived, l.arrive = context.WithCancel(context.Background())
 	l.mu.Unlock()
-	l.keepAlive.Keep(h.c, func(error) {
-		if ours, _ := l.awaitTurn(context.Background(), h); ours {
-			l.drop(h)
+	l.keepAlive.Keep(lc.c, func(error) {
+		if ours, _ := l.awaitTurn(context.Background(), lc); ours {
+			l.drop(lc)
 		}
 	})
 }
 
-// awaitTurn waits for the turn of h. It returns false if h is gone by then.
-func (l *Locker) awaitTurn(ctx context.Context, h *lockConn) (bool, error) {
-	return l.awaitTurnFor(ctx, ctx, h)
+// awaitTurn waits for the turn of lc. It returns false if lc is gone by then.
+func (l *Locker) awaitTurn(ctx context.Context, lc *lockConn) (bool, error) {
+	return l.awaitTurnFor(ctx, ctx, lc)
 }
 
 // awaitTurnFor is awaitTurn until patient ends, which is derived from ctx. If patient ends first, it returns false.
-func (l *Locker) awaitTurnFor(ctx, patient context.Context, h *lockConn) (bool, error) {
+func (l *Locker) awaitTurnFor(ctx, patient context.Context, lc *lockConn) (bool, error) {
 	l.mu.Lock()
-	gone := h.gone
-	h.queued++
+	gone := lc.gone
+	lc.queued++
 	l.mu.Unlock()
 	var err error
 	if !gone {
-		err = h.c.AwaitTurn(patient)
+		err = lc.c.AwaitTurn(patient)
 	}
 	l.mu.Lock()
-	h.queued--
-	nowGone := h.gone
+	lc.queued--
+	nowGone := lc.gone
 	l.mu.Unlock()
 	if !gone && err == nil && nowGone {
-		h.c.EndTurn()
+		lc.c.EndTurn()
 	}
 	switch {
 	case err != nil && ctx.Err() == nil && patient.Err() != nil:
 		return false, nil
 	case err != nil || nowGone:
 		return false, err
-	case !h.c.Fresh(ctx):
-		l.drop(h)
+	case !lc.c.Fresh(ctx):
+		l.drop(lc)
 		return false, nil
 	}
 	return true, nil
 }
 
-// giveBack ends the caller's turn. If h has no wake-up locks, and nobody waits for it, giveBack puts h back into the pool.
-func (l *Locker) giveBack(h *lockConn) {
-	if !h.c.Clean() {
-		l.drop(h)
+// giveBack ends the caller's turn. If lc has no wake-up locks, and nobody waits for it, giveBack puts lc back into the pool.
+func (l *Locker) giveBack(lc *lockConn) {
+	if !lc.c.Clean() {
+		l.drop(lc)
 		return
 	}
 	l.mu.Lock()
-	idle := len(h.wakeUps) == 0 && h.queued == 0
+	idle := len(lc.wakeUps) == 0 && lc.queued == 0
 	if idle {
-		l.shut(h)
+		l.shut(lc)
 	}
 	l.mu.Unlock()
 	if idle {
-		l.keepAlive.Forget(h.c)
-		h.c.Release()
+		l.keepAlive.Forget(lc.c)
+		lc.c.Release()
 	} else {
-		h.c.EndTurn()
+		lc.c.EndTurn()
 	}
 }
 
 // drop ends the caller's turn and closes the connection. Leases go on without their wake-up locks, and callers that wait
 // for these leases poll.
-func (l *Locker) drop(h *lockConn) {
+func (l *Locker) drop(lc *lockConn) {
 	l.mu.Lock()
-	l.shut(h)
-	for _, s := range h.wakeUps {
-		s.conn = nil
+	l.shut(lc)
+	for _, g := range lc.wakeUps {
+		g.conn = nil
 	}
-	if h.waits {
+	if lc.waits {
 		l.waitConns--
 	}
 	l.mu.Unlock()
-	l.keepAlive.Forget(h.c)
-	h.c.Destroy()
+	l.keepAlive.Forget(lc.c)
+	lc.c.Destroy()
 }
 
-func (l *Locker) isGone(h *lockConn) bool {
+func (l *Locker) isGone(lc *lockConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return h.gone
+	return lc.gone
 }
 
-func (l *Locker) shut(h *lockConn) {
-	h.gone = true
-	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == h })
+func (l *Locker) shut(lc *lockConn) {
+	lc.gone = true
+	l.lockConns = slices.DeleteFunc(l.lockConns, func(other *lockConn) bool { return other == lc })
 }
 
-// releaseWakeUpsOn gives back those wake-up locks of keys that h has. The caller has the turn of h.
-func (l *Locker) releaseWakeUpsOn(ctx context.Context, h *lockConn, keys ...string) {
-	if len(keys) == 0 || !h.c.Clean() || !l.wakes {
+// releaseWakeUpsOn gives back those wake-up locks of keys that lc has. The caller has the turn of lc.
+func (l *Locker) releaseWakeUpsOn(ctx context.Context, lc *lockConn, keys ...string) {
+	if len(keys) == 0 || !lc.c.Clean() || !l.wakes {
 		return
 	}
-	if _, err := h.exec(ctx, l.releaseWakeUpsSQL(keys...)); err != nil {
-		h.c.Taint()
+	if _, err := lc.exec(ctx, l.releaseWakeUpsSQL(keys...)); err != nil {
+		lc.c.Taint()
 	}
 }
 
 // releaseWakeUps gives back the wake-up locks of leases that are over.
-func (l *Locker) releaseWakeUps(h *lockConn) {
-	if ours, _ := l.awaitTurn(l.running.Ctx, h); !ours {
+func (l *Locker) releaseWakeUps(lc *lockConn) {
+	if ours, _ := l.awaitTurn(l.running.Ctx, lc); !ours {
 		return
 	}
-	defer l.giveBack(h)
+	defer l.giveBack(lc)
 	for more := true; more; {
-		var over []*Lease
-		over, more = h.stale.Depart(rowsPerStatement)
-		l.releaseWakeUpsOf(h, over)
+		var over []*Grant
+		over, more = lc.stale.Depart(rowsPerStatement)
+		l.releaseWakeUpsOf(lc, over)
 	}
 }
 
-// releaseWakeUpsOf gives back the wake-up locks of some leases. The caller has the turn of h.
-func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
+// releaseWakeUpsOf gives back the wake-up locks of some leases. The caller has the turn of lc.
+func (l *Locker) releaseWakeUpsOf(lc *lockConn, over []*Grant) {
 	var keys []string
 	l.mu.Lock()
-	over = slices.DeleteFunc(over, func(s *Lease) bool { return h.wakeUps[s.key] != s }) // the key's next lease has it
+	over = slices.DeleteFunc(over, func(g *Grant) bool { return lc.wakeUps[g.key] != g }) // the key's next lease has it
 	l.mu.Unlock()
-	for _, s := range over {
-		keys = append(keys, s.key)
+	for _, g := range over {
+		keys = append(keys, g.key)
 	}
 	ctx, cancel := server.Within(l.running.Ctx, background)
 	defer cancel()
-	l.releaseWakeUpsOn(purpose.Named(ctx, purpose.Release, hint.StrategyLease, keys...), h, keys...)
+	l.releaseWakeUpsOn(purpose.Named(ctx, purpose.Release, hint.StrategyLease, keys...), lc, keys...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, key := range keys {
-		delete(h.wakeUps, key)
+		delete(lc.wakeUps, key)
 	}
 }
 
@@ -320,18 +320,18 @@ func (l *Locker) releaseWakeUpsOf(h *lockConn, over []*Lease) {
 // a caller that takes the lease in its turn would find that another connection has the wake-up lock.
 func (l *Locker) awaitDropped(ctx context.Context, key string) {
 	l.mu.Lock()
-	i := slices.IndexFunc(l.lockConns, func(h *lockConn) bool { return h.wakeUps[key] != nil })
-	var h *lockConn
+	i := slices.IndexFunc(l.lockConns, func(lc *lockConn) bool { return lc.wakeUps[key] != nil })
+	var lc *lockConn
 	if i >= 0 {
-		h = l.lockConns[i]
+		lc = l.lockConns[i]
 	}
 	l.mu.Unlock()
-	if h == nil {
+	if lc == nil {
 		return
 	}
-	if ours, _ := l.awaitTurn(ctx, h); ours {
-		l.releaseWakeUpsOf(h, h.stale.Along(rowsPerStatement))
-		l.giveBack(h)
+	if ours, _ := l.awaitTurn(ctx, lc); ours {
+		l.releaseWakeUpsOf(lc, lc.stale.Along(rowsPerStatement))
+		l.giveBack(lc)
 	}
 }
 
@@ -354,42 +354,42 @@ func (l *Locker) openWaitConn(ctx context.Context) (*lockConn, error) {
 		l.mu.Unlock()
 		return nil, err
 	}
-	return &lockConn{c: c, waits: true, wakeUps: make(map[string]*Lease)}, nil
+	return &lockConn{c: c, waits: true, wakeUps: make(map[string]*Grant)}, nil
 }
 
-// leaveWaitConn ends the waiting for key's wake-up lock on h, and gives the wake-up lock back if h has it.
-func (l *Locker) leaveWaitConn(h *lockConn, key string) {
+// leaveWaitConn ends the waiting for key's wake-up lock on lc, and gives the wake-up lock back if lc has it.
+func (l *Locker) leaveWaitConn(lc *lockConn, key string) {
 	ctx, cancel := server.Within(releasing(key), background)
 	defer cancel()
-	l.releaseWakeUpsOn(ctx, h, key)
+	l.releaseWakeUpsOn(ctx, lc, key)
 	l.mu.Lock()
 	l.waitConns--
 	l.mu.Unlock()
-	h.c.Release()
+	lc.c.Release()
 }
 
-// listen waits for key's wake-up lock on the waiting connection h, until bound is over. If ctx ends, listen ends the wait
-// on the server, and closes h.
-func (l *Locker) listen(ctx context.Context, h *lockConn, key string, since time.Time, bound time.Duration) (got bool, err error) {
+// listen waits for key's wake-up lock on the waiting connection lc, until bound is over. If ctx ends, listen ends the wait
+// on the server, and closes lc.
+func (l *Locker) listen(ctx context.Context, lc *lockConn, key string, since time.Time, bound time.Duration) (got bool, err error) {
 	ctx, cancel := server.Within(ctx, bound+terms.Calmly)
 	defer cancel()
-	rows, err := h.query(ctx, l.listenSQL(key, since, bound))
+	rows, err := lc.query(ctx, l.listenSQL(key, since, bound))
 	if server.Interrupted(err) {
 		return false, nil
 	}
 	if err != nil {
-		l.kill(h)
+		l.kill(lc)
 		return false, err
 	}
 	return len(rows) == 1 && rows[0][0] == "1", nil
 }
 
 // kill closes a connection. In the background it tells the server to end the statement that runs there.
-func (l *Locker) kill(h *lockConn) {
-	l.drop(h)
+func (l *Locker) kill(lc *lockConn) {
+	l.drop(lc)
 	l.running.Go(func() {
 		ctx, cancel := server.Within(context.Background(), background)
 		defer cancel()
-		_ = l.cfg.Control.KillConnection(ctx, h.c) // best effort: the server's own bound ends it too
+		_ = l.cfg.Control.KillConnection(ctx, lc.c) // best effort: the server's own bound ends it too
 	})
 }

@@ -162,7 +162,7 @@ type Locker struct {
 	arrive    context.CancelFunc
 	waitConns int                 // connections that waiters have or ask for
 	opening   int                 // requests for which a lock connection is being opened
-	leases    map[*Lease]struct{} // the leases that are held
+	leases    map[*Grant]struct{} // the leases that are held
 	renewing  bool                // the renewing goroutine was started
 	next      time.Time           // when the renewing goroutine looks which leases are due, if nobody wakes it; zero for as soon as it can
 	wake      chan struct{}       // tells the renewing goroutine that a lease is due earlier than next
@@ -180,7 +180,7 @@ func New(cfg strategy.Config) *Locker {
 		cfg: cfg, running: strategy.NewRunning(),
 		maxLockConns: max(1, cfg.Conns.Stat().Max/2),
 		keepAlive:    pool.NewKeepAlive(max(time.Second, cfg.TTL.Truncate(time.Second)), 0),
-		leases:       make(map[*Lease]struct{}), wake: make(chan struct{}, 1),
+		leases:       make(map[*Grant]struct{}), wake: make(chan struct{}, 1),
 		queueing: make(chan struct{}, max(1, cfg.Conns.Stat().Max/4)),
 	}
 	l.steps, l.wakes = steps{l.takeAndWake, l.giveAndWake, l.giveSomeAndWake, l.giveUnknownAndWake, l.extend, l.extendSome}, true
@@ -218,10 +218,10 @@ func (l *Locker) Close() {
 		left = l.releaseAll(ctx, left)
 	}
 	l.keepAlive.Close()
-	for _, h := range l.lockConns {
-		_ = h.c.AwaitTurn(context.Background()) // nobody has it any more
-		l.keepAlive.Forget(h.c)
-		h.c.Destroy() // and with it the wake-up locks
+	for _, lc := range l.lockConns {
+		_ = lc.c.AwaitTurn(context.Background()) // nobody has it any more
+		l.keepAlive.Forget(lc.c)
+		lc.c.Destroy() // and with it the wake-up locks
 	}
 }
 

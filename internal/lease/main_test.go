@@ -136,23 +136,23 @@ type sender = func(ctx context.Context, conn driver.Conn, texts ...string) ([][]
 var forms = map[string]sender{"one text": server.SendPacket, "one by one": server.SendSingly}
 
 // commit commits the transaction on conn if the leases are held. ends: they end with it.
-func (l *locker) commit(by sender, conn driver.Conn, ends bool, leases ...*Lease) error {
+func (l *locker) commit(by sender, conn driver.Conn, ends bool, leases ...*Grant) error {
 	l.s.T.Helper()
 	return l.send(by, conn, ends, []string{"COMMIT"}, leases)
 }
 
 // fence is commit without COMMIT.
-func (l *locker) fence(conn driver.Conn, leases ...*Lease) error {
+func (l *locker) fence(conn driver.Conn, leases ...*Grant) error {
 	l.s.T.Helper()
 	return l.send(server.SendSingly, conn, false, nil, leases)
 }
 
-func (l *locker) send(by sender, conn driver.Conn, ends bool, end []string, leases []*Lease) error {
+func (l *locker) send(by sender, conn driver.Conn, ends bool, end []string, leases []*Grant) error {
 	l.s.T.Helper()
 	ctx := dbtest.Limited(l.s.T)
 	var held []strategy.Grant
-	for _, s := range leases {
-		held = append(held, s)
+	for _, g := range leases {
+		held = append(held, g)
 	}
 	check, err := l.Check(ctx, nil, held, strategy.Commit{Wrote: true, Ends: ends})
 	if err != nil {
@@ -211,7 +211,7 @@ func (l *locker) close() {
 }
 
 // renewNow has the goroutine that renews do so with these leases, as if they were due.
-func (l *locker) renewNow(leases ...*Lease) {
+func (l *locker) renewNow(leases ...*Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, lease := range leases {
@@ -235,7 +235,7 @@ func waiting(key string, wait time.Duration) Request {
 	return r
 }
 
-func (l *locker) acquire(r Request) *Lease {
+func (l *locker) acquire(r Request) *Grant {
 	l.s.T.Helper()
 	lease, err := l.Acquire(dbtest.Limited(l.s.T), r)
 	dbtest.OK(l.s.T, err)
@@ -264,7 +264,7 @@ func (l *locker) asking(ctx context.Context, r Request) <-chan error {
 
 // back wants a lease to be given back, if not when Release returned err then later: that waits
 // for the server for handoffWait only.
-func (s *scratch) back(lease *Lease, err error) {
+func (s *scratch) back(lease *Grant, err error) {
 	s.T.Helper()
 	if !stalled(err) {
 		dbtest.OK(s.T, err)

@@ -28,23 +28,23 @@ import (
 
 // askOnSession takes the lease on the session that the caller lends, if that is suitable. If there is no lease and no error,
 // ask is how the attempt goes on.
-func (a *attempt) askOnSession(ctx context.Context) (s *Lease, ask func(context.Context) (*Lease, error), err error) {
-	s, refused, err := a.takeOnSession(ctx)
+func (a *attempt) askOnSession(ctx context.Context) (g *Grant, ask func(context.Context) (*Grant, error), err error) {
+	g, refused, err := a.takeOnSession(ctx)
 	switch {
-	case s != nil || err != nil:
+	case g != nil || err != nil:
 	case !refused:
-		ask = func(ctx context.Context) (*Lease, error) { return a.try(ctx, a.Wait > 0) }
+		ask = func(ctx context.Context) (*Grant, error) { return a.try(ctx, a.Wait > 0) }
 	case a.Wait == 0:
 		err = lockerr.ErrLocked
 	default:
 		ask = a.wait
 	}
-	return s, ask, err
+	return g, ask, err
 }
 
 // takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.left is
 // then how long that lease lasts. Without a lease the session is given back.
-func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, err error) {
+func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, err error) {
 	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.grantsOnSessions() {
 		return nil, false, nil
 	}
@@ -52,14 +52,14 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 	if err != nil { // the caller says why, when it needs a session
 		return nil, false, nil
 	}
-	h := &lockConn{c: c, lent: true}
+	lc := &lockConn{c: c, lent: true}
 	o := &outcome{done: make(chan struct{})}
 	close(o.done)
 	a.Ticket.Asks()
 	maybe := false
 	if err = c.Identify(ctx); err == nil { // without the id, a session whose caller has gone could not be ended
 		own, cancel := server.Within(ctx, min(max(a.ttl, answerLimit), background))
-		o.answer, maybe, o.err = h.takeAndCommit(own, a)
+		o.answer, maybe, o.err = lc.takeAndCommit(own, a)
 		cancel()
 		a.Heard.From(o.err)
 	} else {
@@ -70,8 +70,8 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 		a.Heard.Store(true)
 		a.left, refused = o.left, o.left > 0
 	case o.err == nil && ctx.Err() == nil && !o.late(a.ttl):
-		if s, o.err = a.grant(h, a.Ticket, o.answer); s != nil {
-			return s, false, nil
+		if g, o.err = a.grant(lc, a.Ticket, o.answer); g != nil {
+			return g, false, nil
 		}
 	case o.err == nil:
 		o.err = lockerr.ErrNoAnswer
@@ -89,11 +89,11 @@ func (a *attempt) takeOnSession(ctx context.Context) (s *Lease, refused bool, er
 	if o.err == nil {
 		return nil, refused, nil
 	}
-	h.gone = true
-	if ctx.Err() == nil && a.freeKey(ctx, h, false) == nil {
+	lc.gone = true
+	if ctx.Err() == nil && a.freeKey(ctx, lc, false) == nil {
 		return nil, false, nil
 	}
-	a.handleLate(h, o)
+	a.handleLate(lc, o)
 	return nil, false, o.err
 }
 
@@ -132,16 +132,16 @@ func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, 
 
 // Detach releases the wake-up lock on the session of the transaction, once that has ended, unless its COMMIT has released the
 // wake-up lock. The caller has the turn of the session. After an error the session must be closed.
-func (l *Lease) Detach() (err error) {
-	c := l.session
+func (g *Grant) Detach() (err error) {
+	c := g.session
 	if c == nil {
 		return nil
 	}
-	l.session = nil
+	g.session = nil
 	if c.Clean() {
-		ctx, cancel := server.Within(releasing(l.key), background)
+		ctx, cancel := server.Within(releasing(g.key), background)
 		defer cancel()
-		_, err = server.Query(ctx, c.Conn, l.wakesSQL())
+		_, err = server.Query(ctx, c.Conn, g.wakesSQL())
 	}
 	return err
 }
@@ -149,6 +149,6 @@ func (l *Lease) Detach() (err error) {
 // wakesSQL returns the statement that releases the wake-up lock on the session that has it.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ RELEASE_LOCK(_utf8mb4'mysqllock-lease-…') LIMIT 1
-func (l *Lease) wakesSQL() string {
-	return server.Ask("RELEASE_LOCK(" + lockname.Literal(lockname.OfWakeUp(l.locker.cfg.Namespace, l.key)) + ")")
+func (g *Grant) wakesSQL() string {
+	return server.Ask("RELEASE_LOCK(" + lockname.Literal(lockname.OfWakeUp(g.locker.cfg.Namespace, g.key)) + ")")
 }

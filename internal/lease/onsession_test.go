@@ -38,7 +38,7 @@ func (l *locker) lender(packs bool) *lender {
 }
 
 // take asks for the lease on k.
-func (l *lender) take(ctx context.Context, wait time.Duration) (*Lease, error) {
+func (l *lender) take(ctx context.Context, wait time.Duration) (*Grant, error) {
 	r := waiting("k", wait)
 	r.Lends = &strategy.Lender{
 		Get: func(ctx context.Context) (c *pool.Conn, err error) {
@@ -51,30 +51,30 @@ func (l *lender) take(ctx context.Context, wait time.Duration) (*Lease, error) {
 }
 
 // takes is take, on the session.
-func (l *lender) takes() *Lease {
+func (l *lender) takes() *Grant {
 	l.s.T.Helper()
-	s, err := l.take(dbtest.Limited(l.s.T), 0)
+	g, err := l.take(dbtest.Limited(l.s.T), 0)
 	dbtest.OK(l.s.T, err)
-	if l.conn == nil || s.session != l.conn || l.s.wakeUps("k") != 1 || !l.s.row("k").live {
+	if l.conn == nil || g.session != l.conn || l.s.wakeUps("k") != 1 || !l.s.row("k").live {
 		l.s.T.Fatalf("it is not on the session: %d wake-up locks, %+v", l.s.wakeUps("k"), l.s.row("k"))
 	}
-	return s
+	return g
 }
 
 // ends commits the transaction on the session, or rolls it back, and gives back lease and session.
-func (l *lender) ends(s *Lease, commit bool) {
+func (l *lender) ends(g *Grant, commit bool) {
 	l.s.T.Helper()
 	ctx := dbtest.Limited(l.s.T)
 	if !commit {
 		l.s.Exec(l.conn.Conn, "ROLLBACK")
 	} else {
-		check, err := l.Check(ctx, l.conn, []strategy.Grant{s}, strategy.Commit{Wrote: true, Ends: true})
+		check, err := l.Check(ctx, l.conn, []strategy.Grant{g}, strategy.Commit{Wrote: true, Ends: true})
 		dbtest.OK(l.s.T, err)
 		_, err = l.conn.Send(ctx, append(append(check.Before, "COMMIT"), check.After...)...)
 		dbtest.OK(l.s.T, err)
 		check.Ended(strategy.Committed)
 	}
-	dbtest.OK(l.s.T, errors.Join(s.Release(), s.Detach()))
+	dbtest.OK(l.s.T, errors.Join(g.Release(), g.Detach()))
 	if l.s.row("k").live || l.s.wakeUps("k") != 0 {
 		l.s.T.Errorf("commit %v: %d wake-up locks, %+v", commit, l.s.wakeUps("k"), l.s.row("k"))
 	}

@@ -59,11 +59,11 @@ var givenBack = map[string]func(l *locker, key string) (give func() error){
 			dbtest.OK(l.s.T, a.err)
 		}
 		return func() error {
-			h := held[0].lease.conn
-			l.turnOf(h)
+			lc := held[0].lease.conn
+			l.turnOf(lc)
 			var told []error
-			wait := l.releaseAllOn(h, held, func(_ int, err error) { told = append(told, err) })
-			l.giveBack(h)
+			wait := l.releaseAllOn(lc, held, func(_ int, err error) { told = append(told, err) })
+			l.giveBack(lc)
 			wait()
 			return errors.Join(told...)
 		}
@@ -160,8 +160,8 @@ func TestReleaseOutlivesClose(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		l := s.locker(setup{max: 2})
 		lease := l.acquire(request("k"))
-		h := lease.conn
-		l.turnOf(h)
+		lc := lease.conn
+		l.turnOf(lc)
 		err := lease.Release()
 		dbtest.Says(t, err, "may stay taken for up to", "has not answered")
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -174,7 +174,7 @@ func TestReleaseOutlivesClose(t *testing.T) {
 		}()
 		<-l.running.Ctx.Done()
 		time.Sleep(100 * time.Millisecond) // so that who ends with it has ended
-		l.giveBack(h)
+		l.giveBack(lc)
 		<-closed
 		if r := s.row("k"); r.live {
 			t.Errorf("it is left: %+v", r)

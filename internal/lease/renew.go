@@ -15,12 +15,12 @@ import (
 )
 
 // schedule sets when to renew a lease that the server keeps for ttl from sent or later. The caller holds Locker.mu.
-func (l *Locker) schedule(s *Lease, sent time.Time, ttl time.Duration) {
-	s.due = time.Time{}
-	if s.until.IsZero() || sent.Add(ttl).Before(s.until) {
+func (l *Locker) schedule(g *Grant, sent time.Time, ttl time.Duration) {
+	g.due = time.Time{}
+	if g.until.IsZero() || sent.Add(ttl).Before(g.until) {
 		usual := schema.RenewedAfter(ttl)
-		s.due = sent.Add(usual - usual/10 + rand.N(usual/5))
-		l.changed(s.due)
+		g.due = sent.Add(usual - usual/10 + rand.N(usual/5))
+		l.changed(g.due)
 	}
 }
 
@@ -30,9 +30,9 @@ func (l *Locker) RenewNow() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	for s := range l.leases {
-		if !s.due.IsZero() {
-			s.due = now
+	for g := range l.leases {
+		if !g.due.IsZero() {
+			g.due = now
 			l.changed(now)
 		}
 	}
@@ -67,9 +67,9 @@ func (l *Locker) renewals() {
 		case <-timer.C:
 		}
 		due, limit, next := l.due(time.Now())
-		for _, s := range due {
-			if l.isBusy(s) {
-				l.queueUp(s)
+		for _, g := range due {
+			if l.isBusy(g) {
+				l.queueUp(g)
 			}
 		}
 		due = slices.DeleteFunc(due, l.isBusy)
@@ -87,21 +87,21 @@ func (l *Locker) renewals() {
 // is how long a statement may take without harm to the lease with the shortest TTL. If no lease is due, next is the time
 // until then. due never puts the next look off: else a caller that takes one lease after the other would have to ask for a
 // look each time.
-func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
+func (l *Locker) due(now time.Time) (due []*Grant, limit, next time.Duration) {
 	limit, next = background, time.Hour
 	l.mu.Lock()
 	if l.next.After(now) {
 		next = min(next, l.next.Sub(now))
 	}
-	for s := range l.leases {
-		if s.due.IsZero() {
+	for g := range l.leases {
+		if g.due.IsZero() {
 			continue
 		}
-		limit = min(limit, schema.RenewedAfter(s.ttl))
-		left := s.due.Sub(now)
+		limit = min(limit, schema.RenewedAfter(g.ttl))
+		left := g.due.Sub(now)
 		next = min(next, left)
-		if left <= schema.RenewedAfter(s.ttl)/2 {
-			due = append(due, s)
+		if left <= schema.RenewedAfter(g.ttl)/2 {
+			due = append(due, g)
 		}
 	}
 	l.next = time.Time{}
@@ -118,7 +118,7 @@ func (l *Locker) due(now time.Time) (due []*Lease, limit, next time.Duration) {
 
 // renew renews leases in one statement. The statement passes over leases whose rows are locked, so that these do not hold up
 // the others: each of them is renewed by itself.
-func (l *Locker) renew(leases []*Lease, limit time.Duration) {
+func (l *Locker) renew(leases []*Grant, limit time.Duration) {
 	var err error
 	for range 2 { // the first connection may be lost
 		if err = l.renewTogether(leases, limit); err == nil || server.Number(err) != 0 {
@@ -128,44 +128,44 @@ func (l *Locker) renew(leases []*Lease, limit time.Duration) {
 	if err == nil || l.running.Ctx.Err() != nil {
 		return
 	}
-	for _, s := range leases {
-		l.again(s, err)
+	for _, g := range leases {
+		l.again(g, err)
 	}
 }
 
 // again schedules a lease that could not be renewed because of err.
-func (l *Locker) again(s *Lease, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trouble = err
+func (l *Locker) again(g *Grant, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.trouble = err
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !s.due.IsZero() {
-		s.due = time.Now().Add(schema.RenewedAfter(s.ttl) / 4)
-		l.changed(s.due)
+	if !g.due.IsZero() {
+		g.due = time.Now().Add(schema.RenewedAfter(g.ttl) / 4)
+		l.changed(g.due)
 	}
 }
 
 // isBusy reports whether the last renewal waited for the row for long. If so, the next one waits at once: to find out first
 // that the row is locked again takes two round trips, and on a slow server the lease may not have that time.
-func (l *Locker) isBusy(s *Lease) bool {
+func (l *Locker) isBusy(g *Grant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return s.busy
+	return g.busy
 }
 
 // queueUp renews a lease behind those who have locked its row. Transactions under the lease lock the row while they commit, so
 // with many of them the row is hardly ever free. The renewal waits in the server like all others, and later transactions
 // wait behind it. The statement renews this lease alone, so it holds no other row while it waits.
-func (l *Locker) queueUp(s *Lease) {
+func (l *Locker) queueUp(g *Grant) {
 	l.mu.Lock()
-	if !s.due.IsZero() {
-		s.due = time.Now().Add(schema.RenewedAfter(s.ttl)) // in case this fails
+	if !g.due.IsZero() {
+		g.due = time.Now().Add(schema.RenewedAfter(g.ttl)) // in case this fails
 	}
-	s.busy = true
+	g.busy = true
 	l.mu.Unlock()
 	l.running.Go(func() {
-		ctx, cancel := server.Within(l.running.Ctx, max(s.left(), time.Second))
+		ctx, cancel := server.Within(l.running.Ctx, max(g.left(), time.Second))
 		defer cancel()
 		select {
 		case l.queueing <- struct{}{}:
@@ -173,49 +173,49 @@ func (l *Locker) queueUp(s *Lease) {
 		case <-ctx.Done():
 			return
 		}
-		if err := l.renewBehind(about(ctx, purpose.Renew, s), s); err != nil && l.running.Ctx.Err() == nil {
-			l.again(s, err)
+		if err := l.renewBehind(about(ctx, purpose.Renew, g), g); err != nil && l.running.Ctx.Err() == nil {
+			l.again(g, err)
 		}
 	})
 }
 
 // renewBehind renews one lease in its turn. It uses a connection of its own, if there is one, since it waits for up to a
 // second.
-func (l *Locker) renewBehind(ctx context.Context, s *Lease) error {
+func (l *Locker) renewBehind(ctx context.Context, g *Grant) error {
 	c, err := l.poolConn(ctx, pool.As{}, true)
 	if err != nil {
 		return err
 	}
-	var h *lockConn
+	var lc *lockConn
 	if c != nil {
-		h = &lockConn{c: c}
+		lc = &lockConn{c: c}
 		defer c.Release()
 	} else {
-		if h, err = l.borrow(ctx); err != nil {
+		if lc, err = l.borrow(ctx); err != nil {
 			return err
 		}
-		defer l.giveBack(h)
+		defer l.giveBack(lc)
 	}
 	sent := time.Now()
-	ttl := s.ttlAt(sent)
-	found, err := l.steps.extend(ctx, h, s, ttl)
+	ttl := g.ttlAt(sent)
+	found, err := l.steps.extend(ctx, lc, g, ttl)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
-	s.busy = time.Since(sent) > schema.RenewedAfter(ttl)/4
+	g.busy = time.Since(sent) > schema.RenewedAfter(ttl)/4
 	l.mu.Unlock()
 	switch {
 	case !found:
-		s.loseFound()
+		g.loseFound()
 	default:
-		l.renewed(s, sent, ttl)
+		l.renewed(g, sent, ttl)
 	}
 	return nil
 }
 
-func (l *Locker) extend(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) {
-	result, err := l.extendOn(ctx, h, []*Lease{s}, func(*Lease) time.Duration { return ttl }, "")
+func (l *Locker) extend(ctx context.Context, lc *lockConn, g *Grant, ttl time.Duration) (found bool, err error) {
+	result, err := l.extendOn(ctx, lc, []*Grant{g}, func(*Grant) time.Duration { return ttl }, "")
 	if err != nil {
 		return false, err
 	}
@@ -224,27 +224,27 @@ func (l *Locker) extend(ctx context.Context, h *lockConn, s *Lease, ttl time.Dur
 }
 
 // ttlAt returns for how long to renew the lease.
-func (l *Lease) ttlAt(now time.Time) time.Duration {
-	if l.until.IsZero() {
-		return l.ttl
+func (g *Grant) ttlAt(now time.Time) time.Duration {
+	if g.until.IsZero() {
+		return g.ttl
 	}
-	return max(0, min(l.ttl, l.until.Sub(now)))
+	return max(0, min(g.ttl, g.until.Sub(now)))
 }
 
-func (l *Locker) renewTogether(leases []*Lease, limit time.Duration) error {
+func (l *Locker) renewTogether(leases []*Grant, limit time.Duration) error {
 	ctx, cancel := server.Within(about(l.running.Ctx, purpose.Renew, leases...), limit)
 	defer cancel()
-	h, err := l.borrow(ctx)
+	lc, err := l.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.giveBack(h)
+	defer l.giveBack(lc)
 	sent := time.Now()
-	return l.steps.extendSome(ctx, h, leases, sent, func(s *Lease) time.Duration { return s.ttlAt(sent) })
+	return l.steps.extendSome(ctx, lc, leases, sent, func(g *Grant) time.Duration { return g.ttlAt(sent) })
 }
 
-func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
-	result, err := l.extendOn(ctx, h, leases, ttl, " SKIP LOCKED")
+func (l *Locker) extendSome(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error {
+	result, err := l.extendOn(ctx, lc, leases, ttl, " SKIP LOCKED")
 	if err != nil {
 		return err
 	}
@@ -253,55 +253,55 @@ func (l *Locker) extendSome(ctx context.Context, h *lockConn, leases []*Lease, s
 		return err
 	}
 	if changed == 2*int64(len(leases)) {
-		for _, s := range leases {
-			l.renewed(s, sent, ttl(s))
+		for _, g := range leases {
+			l.renewed(g, sent, ttl(g))
 		}
 		return nil
 	}
 
 	asked := time.Now()
-	held, err := l.heldOn(ctx, h, leases)
+	held, err := l.heldOn(ctx, lc, leases)
 	if err != nil {
 		return err
 	}
 	took := time.Since(sent)
-	for _, s := range leases {
-		left, ours := held(s)
+	for _, g := range leases {
+		left, ours := held(g)
 		switch {
 		case !ours:
-			s.loseFound()
-		case left < ttl(s)-took: // the row is locked
-			l.queueUp(s)
+			g.loseFound()
+		case left < ttl(g)-took: // the row is locked
+			l.queueUp(g)
 		default:
-			l.renewed(s, asked, left)
+			l.renewed(g, asked, left)
 		}
 	}
 	return nil
 }
 
-// extendOn renews leases on h. It also writes since when the leases are held, and their TTLs, until the server has said that
+// extendOn renews leases on lc. It also writes since when the leases are held, and their TTLs, until the server has said that
 // the table has no columns for that, or that the account may not write them.
 func (l *Locker) extendOn(
-	ctx context.Context, h *lockConn, leases []*Lease, ttl func(*Lease) time.Duration, skip string,
+	ctx context.Context, lc *lockConn, leases []*Grant, ttl func(*Grant) time.Duration, skip string,
 ) (driver.Result, error) {
 	if !l.untold.Load() {
-		result, err := h.exec(ctx, l.changeSQL(leases, ttl, lasted, tell, skip))
+		result, err := lc.exec(ctx, l.changeSQL(leases, ttl, lasted, tell, skip))
 		if !server.NoColumn(err) {
 			return result, err
 		}
 		l.untold.Store(true)
 	}
-	return h.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, skip))
+	return lc.exec(ctx, l.changeSQL(leases, ttl, lasted, extend, skip))
 }
 
-// heldOn asks on h which of leases are live and ours, and for how long. The caller has the turn of h.
-func (l *Locker) heldOn(ctx context.Context, h *lockConn, leases []*Lease) (held func(*Lease) (left time.Duration, ours bool), err error) {
+// heldOn asks on lc which of leases are live and ours, and for how long. The caller has the turn of lc.
+func (l *Locker) heldOn(ctx context.Context, lc *lockConn, leases []*Grant) (held func(*Grant) (left time.Duration, ours bool), err error) {
 	lefts := make(map[string]time.Duration)
-	held = func(s *Lease) (left time.Duration, ours bool) {
-		left, ours = lefts[s.key+"\x00"+strconv.FormatUint(s.token, 10)]
+	held = func(g *Grant) (left time.Duration, ours bool) {
+		left, ours = lefts[g.key+"\x00"+strconv.FormatUint(g.token, 10)]
 		return left, ours
 	}
-	rows, err := h.query(ctx, l.heldSQL(leases))
+	rows, err := lc.query(ctx, l.heldSQL(leases))
 	for _, row := range rows {
 		micros, err := strconv.ParseInt(row[2], 10, 64)
 		if err != nil {
@@ -313,18 +313,18 @@ func (l *Locker) heldOn(ctx context.Context, h *lockConn, leases []*Lease) (held
 }
 
 // renewed notes that the server keeps the lease for ttl from sent or later.
-func (l *Locker) renewed(s *Lease, sent time.Time, ttl time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil { // the holder was told that the lease is over
+func (l *Locker) renewed(g *Grant, sent time.Time, ttl time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil { // the holder was told that the lease is over
 		return
 	}
-	s.lasts(sent, ttl)
-	s.trouble = nil
-	s.timer.Reset(time.Until(s.deadline))
+	g.lasts(sent, ttl)
+	g.trouble = nil
+	g.timer.Reset(time.Until(g.deadline))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !s.due.IsZero() {
-		l.schedule(s, sent, ttl)
+	if !g.due.IsZero() {
+		l.schedule(g, sent, ttl)
 	}
 }

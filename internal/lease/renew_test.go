@@ -59,12 +59,12 @@ func TestABusyRowIsRenewedInOneStatementTheNextTime(t *testing.T) {
 // TestGrantsDoNotLookAtAllLeases: a grant has the leases looked at only where it is to be
 // renewed before they are looked at anyway.
 func TestGrantsDoNotLookAtAllLeases(t *testing.T) {
-	l := &Locker{leases: make(map[*Lease]struct{}), wake: make(chan struct{}, 1), renewing: true}
+	l := &Locker{leases: make(map[*Grant]struct{}), wake: make(chan struct{}, 1), renewing: true}
 	grant := func(ttl time.Duration) (woken bool) {
-		s := &Lease{locker: l, ttl: ttl}
+		g := &Grant{locker: l, ttl: ttl}
 		l.mu.Lock()
-		l.leases[s] = struct{}{}
-		l.schedule(s, time.Now(), ttl)
+		l.leases[g] = struct{}{}
+		l.schedule(g, time.Now(), ttl)
 		l.mu.Unlock()
 		select {
 		case <-l.wake:
@@ -119,7 +119,7 @@ func TestCommitsWithoutAPauseKeepNoLeaseFromBeingRenewed(t *testing.T) {
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				l := s.locker(setup{info: &test.info, max: test.max})
-				var leases []*Lease
+				var leases []*Grant
 				for _, key := range []string{test.name, test.name + ", another lease"} {
 					r := request(key)
 					r.TTL = 7 * time.Second
@@ -164,10 +164,10 @@ func TestCommitsWithoutAPauseKeepNoLeaseFromBeingRenewed(t *testing.T) {
 }
 
 // commitSlowly is a transaction under the lease, which takes so long to commit.
-func (l *locker) commitSlowly(conn driver.Conn, s *Lease, takes time.Duration) error {
+func (l *locker) commitSlowly(conn driver.Conn, g *Grant, takes time.Duration) error {
 	err := server.Exec(context.Background(), conn, "START TRANSACTION")
 	if err == nil {
-		err = l.fence(conn, s)
+		err = l.fence(conn, g)
 	}
 	time.Sleep(takes)
 	end := "COMMIT"
@@ -212,10 +212,10 @@ func (s *scratch) followsSilent(l *locker, key string, tries int) (has bool) {
 		dbtest.Exec(s.T, silent, "DO GET_LOCK('"+wakeUp+"', 0)")
 		s.set(key, "owner = 'silent#12345678', token = token + 1, expires = UTC_TIMESTAMP(6) + INTERVAL 2 SECOND")
 		lease := l.acquire(waiting(key, 25*time.Second))
-		h := lease.conn
-		dbtest.OK(s.T, h.c.AwaitTurn(dbtest.Limited(s.T)))
-		rows, err := h.query(dbtest.Limited(s.T), "SELECT COALESCE(IS_USED_LOCK('"+wakeUp+"') = CONNECTION_ID(), 0)")
-		h.c.EndTurn()
+		lc := lease.conn
+		dbtest.OK(s.T, lc.c.AwaitTurn(dbtest.Limited(s.T)))
+		rows, err := lc.query(dbtest.Limited(s.T), "SELECT COALESCE(IS_USED_LOCK('"+wakeUp+"') = CONNECTION_ID(), 0)")
+		lc.c.EndTurn()
 		dbtest.OK(s.T, err)
 		has = rows[0][0] == "1"
 		dbtest.OK(s.T, lease.Release())
@@ -256,7 +256,9 @@ func TestAFrozenWaiterKeepsThoseBehindItWaitingOnlyBriefly(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			dbtest.OK(t, lease.Release())
+			if err := lease.Release(); err != nil {
+				t.Error(err)
+			}
 		}()
 		waits("the other waits behind it", 2)
 		began := time.Now()
@@ -278,7 +280,7 @@ func TestARenewalWritesSinceWhenTheLeaseIsHeld(t *testing.T) {
 				" TIMESTAMPDIFF(MICROSECOND, expires, UTC_TIMESTAMP(6)) + ttl FROM "+s.table.String()+" WHERE name = 'k'").Scan(&token, &age, &ttl, &sinceRenewal))
 			return token, age, ttl, sinceRenewal
 		}
-		renewed := func(l *locker, lease *Lease) {
+		renewed := func(l *locker, lease *Grant) {
 			t.Helper()
 			before := lease.Expiry()
 			l.renewNow(lease)
@@ -330,7 +332,7 @@ func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		const many, ttl = maxWakeUps + 100, 2 * time.Minute
 		l := s.locker(setup{ttl: ttl})
-		held, before := make([]*Lease, many), runtime.NumGoroutine()
+		held, before := make([]*Grant, many), runtime.NumGoroutine()
 		rows := make([]string, many)
 		for i := range rows {
 			rows[i] = fmt.Sprintf("('%s', 'key%04d')", s.Name, i)
@@ -361,7 +363,7 @@ func TestManyLeasesNeedFewConnectionsAndStatements(t *testing.T) {
 			dbtest.Soon(t, "all are renewed", func() bool {
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				return !slices.ContainsFunc(held, func(lease *Lease) bool { return time.Until(lease.due) < 8*time.Second })
+				return !slices.ContainsFunc(held, func(lease *Grant) bool { return time.Until(lease.due) < 8*time.Second })
 			})
 			texts = sent()
 		}

@@ -17,12 +17,12 @@ import (
 // steps are the steps in a lease's life that differ from server to server. Each step is called with the turn of its
 // connection.
 type steps struct {
-	take        func(ctx context.Context, h *lockConn, a *attempt, inTurn bool) (answer, error)
-	give        func(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
-	giveSome    func(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) // passes over locked rows
-	giveUnknown func(ctx context.Context, h *lockConn, key string) error
-	extend      func(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) // waits for the row
-	extendSome  func(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error
+	take        func(ctx context.Context, lc *lockConn, a *attempt, inTurn bool) (answer, error)
+	give        func(ctx context.Context, lc *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
+	giveSome    func(ctx context.Context, lc *lockConn, leases []*Grant) (passed []*Grant, err error) // passes over locked rows
+	giveUnknown func(ctx context.Context, lc *lockConn, key string) error
+	extend      func(ctx context.Context, lc *lockConn, g *Grant, ttl time.Duration) (found bool, err error) // waits for the row
+	extendSome  func(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error
 }
 
 // Without [server.Flavour].NamedLocks there are no wake-up locks, and waiters poll. On TiDB a statement by itself locks no row
@@ -60,11 +60,11 @@ func (lc *lockConn) inTxn(ctx context.Context, f func() (commit bool, err error)
 //	FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE NOWAIT;
 //	UPDATE mysqllock SET token = token + 1, owner = 'me', expires = UTC_TIMESTAMP(6) + INTERVAL 30000000 MICROSECOND
 //	WHERE namespace = 'app' AND name = 'k'
-func (l *Locker) takeRow(ctx context.Context, h *lockConn, asker *attempt, _ bool) (a answer, err error) {
+func (l *Locker) takeRow(ctx context.Context, lc *lockConn, asker *attempt, _ bool) (a answer, err error) {
 	key := asker.r.Key
 	a.sent = time.Now()
-	err = h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+
+	err = lc.inTxn(ctx, func() (bool, error) {
+		rows, err := lc.query(ctx, "SELECT token, "+schema.Remaining("")+" FROM "+l.cfg.Table.String()+" WHERE "+l.row("", key)+
 			" FOR UPDATE NOWAIT")
 		if err != nil {
 			return false, err
@@ -77,7 +77,7 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, asker *attempt, _ boo
 			a.left = left
 			return false, err
 		}
-		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",
+		_, err = lc.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",
 			l.cfg.Table, schema.Literal(l.owner), in(asker.ttl), l.row("", key)))
 		a.token = token + 1
 		return true, err
@@ -97,13 +97,13 @@ func (l *Locker) takeRow(ctx context.Context, h *lockConn, asker *attempt, _ boo
 //
 //	UPDATE mysqllock SET owner = 'me#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1000000 MICROSECOND
 //	WHERE namespace = 'app' AND name = 'k' AND token = 7 AND owner = 'me'
-func (l *Locker) giveRow(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
+func (l *Locker) giveRow(ctx context.Context, lc *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
 	set := schema.Released
 	if minHold > 0 {
 		set = "owner = " + schema.Literal(l.leftBy) + ", expires = " + in(minHold)
 	}
-	err = h.inTxn(ctx, func() (bool, error) {
-		result, err := h.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s AND token = %d AND owner = %s",
+	err = lc.inTxn(ctx, func() (bool, error) {
+		result, err := lc.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s AND token = %d AND owner = %s",
 			l.cfg.Table, set, l.row("", key), token, schema.Literal(l.owner)))
 		if err != nil {
 			return false, err
@@ -115,9 +115,9 @@ func (l *Locker) giveRow(ctx context.Context, h *lockConn, key string, token uin
 	return found && err == nil, err
 }
 
-func (l *Locker) giveRows(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, _ error) {
-	return slices.DeleteFunc(slices.Clone(leases), func(s *Lease) bool {
-		_, err := l.giveRow(ctx, h, s.key, s.token, s.minHold)
+func (l *Locker) giveRows(ctx context.Context, lc *lockConn, leases []*Grant) (passed []*Grant, _ error) {
+	return slices.DeleteFunc(slices.Clone(leases), func(g *Grant) bool {
+		_, err := l.giveRow(ctx, lc, g.key, g.token, g.minHold)
 		return err == nil
 	}), nil
 }
@@ -126,21 +126,21 @@ func (l *Locker) giveRows(ctx context.Context, h *lockConn, leases []*Lease) (pa
 //
 //	SELECT owner = 'me' FROM mysqllock WHERE namespace = 'app' AND name = 'k' FOR UPDATE;
 //	UPDATE mysqllock SET owner = NULL, expires = LEAST(expires, UTC_TIMESTAMP(6)) WHERE namespace = 'app' AND name = 'k'
-func (l *Locker) giveUnknownRow(ctx context.Context, h *lockConn, key string) error {
-	return h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE",
+func (l *Locker) giveUnknownRow(ctx context.Context, lc *lockConn, key string) error {
+	return lc.inTxn(ctx, func() (bool, error) {
+		rows, err := lc.query(ctx, fmt.Sprintf("SELECT owner = %s FROM %s WHERE %s FOR UPDATE",
 			schema.Literal(l.owner), l.cfg.Table, l.row("", key)))
 		if err != nil || len(rows) == 0 || rows[0][0] != "1" {
 			return false, err
 		}
-		_, err = h.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s", l.cfg.Table, schema.Released, l.row("", key)))
+		_, err = lc.exec(ctx, fmt.Sprintf("UPDATE %s SET %s WHERE %s", l.cfg.Table, schema.Released, l.row("", key)))
 		return true, err
 	})
 }
 
-func (l *Locker) extendRow(ctx context.Context, h *lockConn, s *Lease, ttl time.Duration) (found bool, err error) {
-	err = h.inTxn(ctx, func() (bool, error) {
-		found, err = l.extend(ctx, h, s, ttl)
+func (l *Locker) extendRow(ctx context.Context, lc *lockConn, g *Grant, ttl time.Duration) (found bool, err error) {
+	err = lc.inTxn(ctx, func() (bool, error) {
+		found, err = l.extend(ctx, lc, g, ttl)
 		return found, err
 	})
 	return found && err == nil, err
@@ -148,13 +148,13 @@ func (l *Locker) extendRow(ctx context.Context, h *lockConn, s *Lease, ttl time.
 
 // extendRows renews leases together. If somebody has locked one of the rows, each lease is renewed by itself; so it is on a
 // server where an IN list would lock other rows, too.
-func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
+func (l *Locker) extendRows(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error {
 	together := len(leases)
 	if l.cfg.Info.UnionLocks {
 		together = 1
 	}
 	for some := range slices.Chunk(leases, together) {
-		if err := l.extendTogether(ctx, h, some, sent, ttl); err != nil {
+		if err := l.extendTogether(ctx, lc, some, sent, ttl); err != nil {
 			return err
 		}
 	}
@@ -165,42 +165,42 @@ func (l *Locker) extendRows(ctx context.Context, h *lockConn, leases []*Lease, s
 //
 //	SELECT name, token FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') AND owner = 'me'
 //	  AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT
-func (l *Locker) extendTogether(ctx context.Context, h *lockConn, leases []*Lease, sent time.Time, ttl func(*Lease) time.Duration) error {
-	var found []*Lease // the leases that are still ours
-	err := h.inTxn(ctx, func() (bool, error) {
-		rows, err := h.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s"+
+func (l *Locker) extendTogether(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error {
+	var found []*Grant // the leases that are still ours
+	err := lc.inTxn(ctx, func() (bool, error) {
+		rows, err := lc.query(ctx, fmt.Sprintf("SELECT name, token FROM %s WHERE %s AND owner = %s"+
 			" AND expires > UTC_TIMESTAMP(6) FOR UPDATE NOWAIT",
 			l.cfg.Table, l.rowsOf(leases), schema.Literal(l.owner)))
-		for _, s := range leases {
-			if slices.ContainsFunc(rows, func(row []string) bool { return row[0] == s.key && row[1] == strconv.FormatUint(s.token, 10) }) {
-				found = append(found, s)
+		for _, g := range leases {
+			if slices.ContainsFunc(rows, func(row []string) bool { return row[0] == g.key && row[1] == strconv.FormatUint(g.token, 10) }) {
+				found = append(found, g)
 			}
 		}
 		if err == nil && len(found) > 0 {
-			_, err = l.extendOn(ctx, h, found, ttl, "")
+			_, err = l.extendOn(ctx, lc, found, ttl, "")
 		}
 		return len(found) > 0, err
 	})
-	for _, s := range leases {
+	for _, g := range leases {
 		switch {
 		case busy(err):
-			l.queueUp(s)
+			l.queueUp(g)
 		case err != nil:
 			return err
-		case slices.Contains(found, s):
-			l.renewed(s, sent, ttl(s))
+		case slices.Contains(found, g):
+			l.renewed(g, sent, ttl(g))
 		default:
-			s.loseFound()
+			g.loseFound()
 		}
 	}
 	return nil
 }
 
 // rowsOf returns the condition for the rows of leases.
-func (l *Locker) rowsOf(leases []*Lease) string {
+func (l *Locker) rowsOf(leases []*Grant) string {
 	var names []string
-	for _, s := range leases {
-		names = append(names, s.key)
+	for _, g := range leases {
+		names = append(names, g.key)
 	}
 	return schema.Rows(l.cfg.Namespace, names)
 }

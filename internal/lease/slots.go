@@ -14,7 +14,7 @@ import (
 
 // Slot is a lease on one of the rows of a key's slots.
 type Slot struct {
-	*Lease
+	*Grant
 	slot   int
 	ticket *queue.Ticket // the place in the process's own queue for slots
 }
@@ -28,7 +28,7 @@ func (s *Slot) Ticket() *queue.Ticket { return nil }
 // Release gives the slot back.
 func (s *Slot) Release() error {
 	defer s.ticket.Leave()
-	return s.Lease.Release()
+	return s.Grant.Release()
 }
 
 // acquireSlot takes a lease on one of the rows of the resource. At most as many callers of this process as there are slots try
@@ -71,7 +71,7 @@ type slotAttempt struct {
 	rows []string // the rows of the slots
 	ctx  context.Context
 	lost func()
-	held *Lease
+	held *Grant
 }
 
 // try takes a lease on a slot. If that is refused, the slot's row may have a row lock, which not every server shows.

@@ -190,7 +190,7 @@ func (l *Locker) rowOf(qualifier string) string {
 
 // handoffBlock turns the lease into another, with the next token, where it is still
 // ours.
-func (l *Locker) handoffBlock(from *Lease, ttl time.Duration) pool.Block {
+func (l *Locker) handoffBlock(from *Grant, ttl time.Duration) pool.Block {
 	return l.block(l.texts.handoff, ttl.Microseconds(), schema.Hex(from.key), int64(from.token)) //nolint:gosec // tokens are counted by one
 }
 
@@ -349,12 +349,12 @@ func (l *Locker) leave() string {
 //	WHERE r.expires > UTC_TIMESTAMP(6) FOR UPDATE SKIP LOCKED
 //	ON DUPLICATE KEY UPDATE expires = UTC_TIMESTAMP(6) + INTERVAL d.ttl MICROSECOND,
 //	  renewed_token = r.token, granted_at = UTC_TIMESTAMP(6) - INTERVAL d.age MICROSECOND, ttl = d.told
-func (l *Locker) changeSQL(leases []*Lease, ttl func(*Lease) time.Duration, lasts, set, skip string) string {
+func (l *Locker) changeSQL(leases []*Grant, ttl func(*Grant) time.Duration, lasts, set, skip string) string {
 	lines := make([][]string, len(leases))
-	for i, s := range leases {
-		lines[i] = []string{schema.Literal(s.key), strconv.FormatUint(s.token, 10), micros(ttl(s))}
+	for i, g := range leases {
+		lines[i] = []string{schema.Literal(g.key), strconv.FormatUint(g.token, 10), micros(ttl(g))}
 		if set == tell {
-			lines[i] = append(lines[i], micros(time.Since(s.granted)), toldTTL(s.ttl, ttl(s)))
+			lines[i] = append(lines[i], micros(time.Since(g.granted)), toldTTL(g.ttl, ttl(g)))
 		}
 	}
 	t := l.cfg.Table.String()
@@ -382,7 +382,7 @@ func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(),
 //	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0)
 //	FROM mysqllock WHERE namespace = 'app' AND name IN ('k', 'l') AND owner = 'me'
 //	  AND (owner IS NOT NULL AND expires > UTC_TIMESTAMP(6))
-func (l *Locker) heldSQL(leases []*Lease) string {
+func (l *Locker) heldSQL(leases []*Grant) string {
 	return "SELECT name, token, " + schema.Remaining("") + " FROM " + l.cfg.Table.String() +
 		" WHERE " + l.rowsOf(leases) + " AND owner = " + schema.Literal(l.owner) + " AND " + schema.Live("")
 }

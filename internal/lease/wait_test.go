@@ -174,7 +174,7 @@ func TestAwaitEndsWithTheRelease(t *testing.T) {
 }
 
 // lockConnOf is the id of the connection that has the lease's wake-up lock.
-func (s *scratch) lockConnOf(lease *Lease) uint64 {
+func (s *scratch) lockConnOf(lease *Grant) uint64 {
 	lease.locker.mu.Lock()
 	defer lease.locker.mu.Unlock()
 	return lease.conn.c.KnownID()

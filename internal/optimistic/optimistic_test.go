@@ -217,7 +217,7 @@ func TestNoVersionOutlivesItsRow(t *testing.T) {
 	})
 }
 
-func (p *process) lease(r lease.Request) *lease.Lease {
+func (p *process) lease(r lease.Request) *lease.Grant {
 	p.T.Helper()
 	r.Wait = time.Minute
 	r.Waiting = func(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }

@@ -317,7 +317,7 @@ func (t Table) notMade(s state, lack string, err error) error {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("making the lock table: %w; the server takes no writes, so no lock on it"+
 			" excludes other programs; connect to the server that takes writes, where this may have to be run:\n%s", err, run))
 	case server.Missing(err):
-		return fmt.Errorf("making the lock table: %w; run with an account that may:\n%s", err, run)
+		return fmt.Errorf("making the lock table: %w; make the database if it is missing, and the table by:\n%s", err, run)
 	case server.Locked(err) && s.engine == "":
 		return fmt.Errorf("%w: %w", errBeingMade, err)
 	case server.Locked(err) && lack != "":

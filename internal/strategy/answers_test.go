@@ -131,7 +131,7 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 	const brief = 300 * time.Millisecond
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		holders := s.Handle("lockMaxConns=100")
-		var cells sync.WaitGroup
+		var cells dbtest.Together
 		defer cells.Wait()
 		atOnce := make(chan struct{}, 30) // more would open connections for longer than the driver waits for one
 		for name, opts := range kinds {
@@ -140,21 +140,21 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 				asks := func(ctx context.Context, db *sql.DB, key string, wait time.Duration) error {
 					return take(ctx, db, key, append(opts[:len(opts):len(opts)], lockctx.Wait(wait)))
 				}
-				ready := func(db *sql.DB) { // what many handles open together takes long
+				ready := func(t *testing.T, db *sql.DB) { // what many handles open together takes long
 					dbtest.OK(t, stock.Told(func() error { return asks(t.Context(), db, "another "+dbtest.Random(), time.Minute) }))
 					dbtest.OK(t, db.Ping())
 				}
-				cell := func(situation string, run func(cell string)) {
-					cells.Go(func() {
+				cell := func(situation string, run func(t *testing.T, cell string)) {
+					cells.Run(t, situation+", "+name+", "+way, func(t *testing.T) {
 						atOnce <- struct{}{}
 						defer func() { <-atOnce }()
-						run(situation + ", " + name + ", " + way)
+						run(t, situation)
 					})
 				}
 				if name != "optimistic" { // nobody has a version
-					cell("somebody has the key", func(cell string) {
+					cell("somebody has the key", func(t *testing.T, cell string) {
 						db, key := s.Handle(), dbtest.Random()
-						ready(db)
+						ready(t, db)
 						occupy(t, holders, name, key, opts)
 						wantAnswer(t, cell, asks(t.Context(), db, key, brief), mysqllock.ErrTimeout, nil, "")
 						wantAnswer(t, cell, asks(t.Context(), db, key, time.Nanosecond), mysqllock.ErrTimeout, nil, "")
@@ -168,16 +168,16 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 					})
 				}
 				for _, maxConns := range []int{0, 8} {
-					cell(fmt.Sprintf("the server refuses connections, maxConns=%d", maxConns), func(cell string) {
+					cell(fmt.Sprintf("the server refuses connections, maxConns=%d", maxConns), func(t *testing.T, cell string) {
 						db, proxy := s.Proxied(mysqllock.Config{MaxConns: maxConns})
-						ready(db)
+						ready(t, db)
 						proxy.TurnTo(deaf(t))
 						proxy.Reset()
 						wantAnswer(t, cell, asks(t.Context(), db, "k", brief), mysqllock.ErrNoAnswer, nil, "")
 					})
-					cell(fmt.Sprintf("the server is silent, maxConns=%d", maxConns), func(cell string) {
+					cell(fmt.Sprintf("the server is silent, maxConns=%d", maxConns), func(t *testing.T, cell string) {
 						db, proxy := s.Proxied(mysqllock.Config{MaxConns: maxConns})
-						ready(db)
+						ready(t, db)
 						proxy.BlockAt("mysqllock")
 						first := dbtest.Go(func() error { return asks(dbtest.Limited(t), db, "k", brief) })
 						dbtest.Soon(t, "it is silent", proxy.Blocked)
@@ -190,12 +190,12 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 						}
 						wantAnswer(t, cell, <-first, mysqllock.ErrNoAnswer, nil, "")
 					})
-					cell(fmt.Sprintf("the server ends each connection, maxConns=%d", maxConns), func(cell string) {
+					cell(fmt.Sprintf("the server ends each connection, maxConns=%d", maxConns), func(t *testing.T, cell string) {
 						if name == "advisory" {
 							return // it goes on with a lock connection, no text of which says mysqllock
 						}
 						db, proxy := s.Proxied(mysqllock.Config{MaxConns: maxConns})
-						ready(db)
+						ready(t, db)
 						proxy.CutAt("mysqllock")
 						err := asks(dbtest.Limited(t), db, dbtest.Random(), 10*time.Second)
 						if !strings.HasPrefix(name, "lease") && !errors.Is(err, mysqllock.ErrLost) { // what was granted is given back, or lost
@@ -203,13 +203,13 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 						}
 					})
 				}
-				cell("the server refuses connections, a new handle", func(cell string) {
+				cell("the server refuses connections, a new handle", func(t *testing.T, cell string) {
 					cfg := s.Config()
 					cfg.Net, cfg.Addr = "tcp", deaf(t)
 					err := asks(t.Context(), s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: 8})), "k", brief)
 					wantAnswer(t, cell, err, mysqllock.ErrNoAnswer, nil, "connection refused")
 				})
-				cell("the server never greets, a new handle", func(cell string) {
+				cell("the server never greets, a new handle", func(t *testing.T, cell string) {
 					cfg := s.Config()
 					cfg.Net = "tcp"
 					cfg.Addr, _ = hole(t, "", false)
@@ -220,7 +220,7 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 					db = s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{MaxConns: 8}))
 					wantAnswer(t, cell+", with a timeout in the DSN", asks(dbtest.Limited(t), db, "k", brief), mysqllock.ErrNoAnswer, nil, "")
 				})
-				cell("the account has no connection left on the server", func(cell string) {
+				cell("the account has no connection left on the server", func(t *testing.T, cell string) {
 					dsn := s.LimitedDSN(t, 5)
 					taken := make([]*sql.Conn, 5)
 					others := dbtest.Open(t, "mysql", plainDSN(dsn))
@@ -230,9 +230,9 @@ func TestACallerWithoutALockIsToldWhy(t *testing.T) {
 					db := dbtest.Open(t, "mysqllock", dsn)
 					wantAnswer(t, cell, asks(dbtest.Limited(t), db, dbtest.Random(), brief), mysqllock.ErrExhausted, nil, "1226")
 				})
-				cell("all of maxConns is in use", func(cell string) {
+				cell("all of maxConns is in use", func(t *testing.T, cell string) {
 					db := s.Handle("maxConns=5")
-					ready(db)
+					ready(t, db)
 					if strings.HasPrefix(name, "lease") || name == "advisory" {
 						return // they have a connection
 					}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -51,7 +52,7 @@ var kinds = map[string][]lockctx.Option{
 // for an answer. Where somebody has the key, that is said also while the server is silent.
 func TestSilenceIsNoLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		var cells sync.WaitGroup
+		var cells dbtest.Together
 		defer cells.Wait()
 		for name, opts := range kinds {
 			for way, take := range takers {
@@ -71,8 +72,7 @@ func TestSilenceIsNoLock(t *testing.T) {
 					if c.at != "mysqllock" && !strings.HasPrefix(name, "lease") { // its strategy does not say that
 						continue
 					}
-					cells.Go(func() {
-						cell := name + ", " + way + ", " + c.name
+					cells.Run(t, name+", "+way+", "+c.name, func(t *testing.T) {
 						s := &stock.Shop{Database: s.Database, Plain: s.Plain}
 						db, proxy := s.Proxied(mysqllock.Config{MaxConns: c.maxConns})
 						key := dbtest.Random()
@@ -94,10 +94,10 @@ func TestSilenceIsNoLock(t *testing.T) {
 						err := take(ctx, db, key, append(opts, lockctx.Wait(wait)))
 						took := time.Since(start)
 						if !errors.Is(err, mysqllock.ErrNoAnswer) || errors.Is(err, mysqllock.ErrLocked) || errors.Is(err, mysqllock.ErrExhausted) || errors.Is(err, context.DeadlineExceeded) != c.deadline {
-							t.Errorf("%s, after %v: %v", cell, took, err)
+							t.Errorf("after %v: %v", took, err)
 						}
 						if took > time.Minute {
-							t.Errorf("%s: it took %v", cell, took)
+							t.Errorf("it took %v", took)
 						}
 					})
 				}
@@ -110,12 +110,12 @@ func TestSilenceIsNoLock(t *testing.T) {
 // while it does, is not told that somebody has the key.
 func TestLateAnswerIsNoLock(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		var cells sync.WaitGroup
+		var cells dbtest.Together
 		defer cells.Wait()
 		for name, opts := range kinds {
 			for way, take := range takers {
 				for _, late := range []time.Duration{-time.Millisecond, 2 * time.Millisecond, 20 * time.Millisecond} {
-					cells.Go(func() {
+					cells.Run(t, fmt.Sprintf("%s, %s, %v late", name, way, late), func(t *testing.T) {
 						s := &stock.Shop{Database: s.Database, Plain: s.Plain}
 						db, proxy := s.Proxied(mysqllock.Config{})
 						key := dbtest.Random()
@@ -130,7 +130,7 @@ func TestLateAnswerIsNoLock(t *testing.T) {
 						err := take(ctx, db, key, opts)
 						// database/sql rolls back a transaction whose context has ended, and then says that it is done.
 						if errors.Is(err, mysqllock.ErrLocked) || err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, sql.ErrTxDone) {
-							t.Errorf("%s, %s, %v late: %v", name, way, late, err)
+							t.Error(err)
 						}
 					})
 				}
@@ -277,14 +277,15 @@ func hole(t *testing.T, server string, greets bool) (addr string, entered <-chan
 // again, although neither the callers nor the DSN have a time limit.
 func TestHungOpeningsAreGivenUp(t *testing.T) {
 	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		var cells, used sync.WaitGroup
+		var cells dbtest.Together
+		var used sync.WaitGroup
 		defer cells.Wait()
 		killed := make(chan struct{})
 		for name, opt := range map[string]lockctx.Option{"row": lockctx.Row(), "lease": lockctx.Lease(15 * time.Second), "advisory": lockctx.Advisory(), "optimistic": lockctx.Optimistic()} {
 			for _, maxConns := range []int{0, 8} {
 				addr, entered := hole(t, s.Config().Addr, maxConns > 0)
 				used.Add(1)
-				cells.Go(func() {
+				cells.Run(t, fmt.Sprintf("%s, maxConns=%d", name, maxConns), func(t *testing.T) {
 					var hangs atomic.Bool
 					cfg := s.Config()
 					cfg.DialFunc = func(ctx context.Context, network, to string) (net.Conn, error) {
@@ -297,11 +298,10 @@ func TestHungOpeningsAreGivenUp(t *testing.T) {
 					lock := func() error {
 						return mysqllock.Do(context.Background(), db, name, func(context.Context) error { return nil }, opt, lockctx.Wait(5*time.Minute))
 					}
-					if err := stock.Told(lock); err != nil {
-						t.Errorf("%s, maxConns=%d: %v", name, maxConns, err)
-					}
+					err := stock.Told(lock)
 					hangs.Store(true)
 					used.Done()
+					dbtest.OK(t, err)
 					<-killed
 					begun := time.Now()
 					first := make(chan error, 1)
@@ -309,13 +309,13 @@ func TestHungOpeningsAreGivenUp(t *testing.T) {
 					<-entered
 					hangs.Store(false)
 					if err := <-first; errors.Is(err, mysqllock.ErrLocked) {
-						t.Errorf("%s, maxConns=%d: while it hangs: %v", name, maxConns, err)
+						t.Errorf("while it hangs: %v", err)
 					}
 					if err := lock(); err != nil {
-						t.Errorf("%s, maxConns=%d: once it is healthy: %v", name, maxConns, err)
+						t.Errorf("once it is healthy: %v", err)
 					}
 					if took := time.Since(begun); took > time.Minute {
-						t.Errorf("%s, maxConns=%d: it took %v", name, maxConns, took)
+						t.Errorf("it took %v", took)
 					}
 				})
 			}

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -81,10 +80,10 @@ func TestOwnLimitsAreNoDeadlines(t *testing.T) {
 				return err
 			}},
 		}
-		var cells sync.WaitGroup
+		var cells dbtest.Together
 		for name, opts := range stock.KeptAs() {
 			for how, way := range ways {
-				cells.Go(func() {
+				cells.Run(t, name+", "+how, func(t *testing.T) {
 					s := &stock.Shop{Database: s.Database, Plain: s.Plain}
 					db, proxy := s.Proxied(mysqllock.Config{TTL: 9 * time.Second, Namespace: dbtest.Random()})
 					dbtest.OK(t, stock.Told(func() error {
@@ -104,7 +103,7 @@ func TestOwnLimitsAreNoDeadlines(t *testing.T) {
 					err := way.run(db, opts, func() { block() }, proxy.Mend)
 					for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
 						if errors.Is(err, end) || err != nil && strings.Contains(err.Error(), end.Error()) {
-							t.Errorf("%s, %s: %v", name, how, err)
+							t.Error(err)
 						}
 					}
 					proxy.Mend()

@@ -70,7 +70,7 @@ func TestEachRefusalIsTold(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		dbtest.OK(t, err)
 		dbtest.OK(t, l.Close())
-		var cells sync.WaitGroup
+		var cells dbtest.Together
 		for situation, c := range map[string]struct {
 			change func(*mysql.Config)
 			config mysqllock.Config
@@ -89,7 +89,7 @@ func TestEachRefusalIsTold(t *testing.T) {
 						continue // it needs no table
 					}
 					for way, ask := range asks {
-						cells.Go(func() {
+						cells.Run(t, fmt.Sprintf("%s, %s, %s, maxConns=%d", situation, name, way, maxConns), func(t *testing.T) {
 							cfg, told := s.Config(), new(events)
 							c.change(cfg)
 							config := c.config
@@ -101,16 +101,15 @@ func TestEachRefusalIsTold(t *testing.T) {
 							err = ask(dbtest.Limited(t), db, append(opts[:len(opts):len(opts)], lockctx.Wait(time.Second)))
 							told.mu.Lock()
 							defer told.mu.Unlock()
-							cell := fmt.Sprintf("%s, %s, %s, maxConns=%d", situation, name, way, maxConns)
 							switch {
 							case err == nil, c.want != nil && !errors.Is(err, c.want):
-								t.Errorf("%s: %v, want %v", cell, err, c.want)
+								t.Errorf("%v, want %v", err, c.want)
 							case len(told.told) != 1:
-								t.Errorf("%s: there are %d events: %v", cell, len(told.told), err)
+								t.Errorf("there are %d events: %v", len(told.told), err)
 							default:
 								e := told.told[0]
 								if e.Kind != mysqllock.Refused || !slices.Equal(e.Keys, []string{"k"}) || e.Strategy == "" || e.Err == nil || e.Start.IsZero() {
-									t.Errorf("%s: %+v", cell, e)
+									t.Errorf("%+v", e)
 								}
 							}
 						})

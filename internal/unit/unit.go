@@ -71,15 +71,24 @@ type unit struct {
 	stream
 	lifetime
 	relying // what the transaction means for decisions
+	past
+	atCommit
+}
 
-	last     *lastWrite                    // what came of a write that went out with COMMIT; nil for none
-	touched  bool                          // a statement has run in the unit, or may have, beside the lock statement that began it
-	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
-	looked   bool                          // only a version was read in the transaction: the snapshot is as old as that read
-	read     bool                          // a plain read has run, so the transaction has its snapshot
-	wrote    bool                          // a statement has run that may have written
-	compared []*grant                      // the grants whose versions the commit compares and sets
+// past is what has run in the transaction of a unit, beside the lock statement that began it.
+type past struct {
+	touched bool // a statement, or perhaps
+	looked  bool // only the read of a version: the snapshot is as old as that
+	read    bool // a plain read, so the transaction has its snapshot
+	wrote   bool // a statement that may have written
+}
+
+// atCommit is what the COMMIT of a unit goes by.
+type atCommit struct {
 	refused  error                         // why the caller's transaction can only be rolled back; nil if it may commit
+	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
+	compared []*grant                      // the grants whose versions the COMMIT compares and sets
+	last     *lastWrite                    // what came of a write that took the COMMIT along; nil for none
 }
 
 // rowLocks are the row locks of a unit.
@@ -183,7 +192,7 @@ func newUnit(s *opener, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
 		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
-		relying: relying{allowStale: s.p.h.AllowStale}, last: s.last, touched: s.last != nil,
+		relying: relying{allowStale: s.p.h.AllowStale}, past: past{touched: s.last != nil}, atCommit: atCommit{last: s.last},
 	}
 	if u.levels == 0 {
 		u.levels = u.l.LockedLevel()

@@ -12,8 +12,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Lock is a lock on one key. It lasts as long as the connection that holds it. It is safe for concurrent use.
-type Lock struct {
+// Grant is a lock on one key. It lasts as long as the connection that holds it. It is safe for concurrent use.
+type Grant struct {
 	locker *Locker
 	key    string
 	name   string
@@ -41,27 +41,27 @@ type Lock struct {
 func Name(namespace, key string) string { return lockname.OfAdvisory(namespace, key) }
 
 // Ticket returns the place in the queue of this process with which the lock was granted.
-func (l *Lock) Ticket() *queue.Ticket { return l.ticket }
+func (g *Grant) Ticket() *queue.Ticket { return g.ticket }
 
 // Key returns the key.
-func (l *Lock) Key() string { return l.key }
+func (g *Grant) Key() string { return g.key }
 
 // Name returns the server's name for the lock.
-func (l *Lock) Name() string { return l.name }
+func (g *Grant) Name() string { return g.name }
 
 // ConnectionID returns the server's id of the connection that holds the lock.
-func (l *Lock) ConnectionID() uint64 { return l.conn.id }
+func (g *Grant) ConnectionID() uint64 { return g.conn.id }
 
 // Err returns nil while the lock is held. It looks at the clock, so it may fail before anything else has shown that the
 // server may have ended the connection. The error of a lost lock matches lockerr.ErrLost, that of a released one
 // lockerr.ErrClosed.
-func (l *Lock) Err() error {
-	if l.session == nil {
-		l.conn.loseIfOverdue()
+func (g *Grant) Err() error {
+	if g.session == nil {
+		g.conn.loseIfOverdue()
 	}
-	l.locker.mu.Lock()
-	defer l.locker.mu.Unlock()
-	return l.err
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	return g.err
 }
 
 // Release hands the lock over to the next caller in the queue. If there is none, it releases the lock on the server, and
@@ -69,57 +69,57 @@ func (l *Lock) Err() error {
 //
 // If a session holds the lock, its COMMIT or [Lock.Detach] releases it, or the lock ends with the session. Then Release
 // only ends the lock for its holder.
-func (l *Lock) Release() error {
-	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", l.key, err)
+func (g *Grant) Release() error {
+	if err := g.Err(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", g.key, err)
 	}
-	locker := l.locker
+	locker := g.locker
 	if locker.running.Enter() != nil {
 		return nil // Close releases the lock
 	}
 	defer locker.running.Done()
-	if err := l.end(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", l.key, err)
+	if err := g.end(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", g.key, err)
 	} else if err != nil {
 		return nil
 	}
-	if l.session != nil {
-		if !l.session.Clean() {
-			l.isFree()
+	if g.session != nil {
+		if !g.session.Clean() {
+			g.isFree()
 		}
 		return nil
 	}
-	if l.ticket.Handoff(locker, l) {
+	if g.ticket.Handoff(locker, g) {
 		return nil
 	}
-	defer l.ticket.Leave()
-	r := &request{lock: l}
-	l.conn.do(context.Background(), r)
+	defer g.ticket.Leave()
+	r := &request{lock: g}
+	g.conn.do(context.Background(), r)
 	if r.err != nil && !errors.Is(r.err, lockerr.ErrClosed) {
-		return terms.Failure("release", l.key, lockerr.With(lockerr.ErrLost, r.err))
+		return terms.Failure("release", g.key, lockerr.With(lockerr.ErrLost, r.err))
 	}
 	return nil
 }
 
 // turnOver reports whether the turn of this process is over: the next caller must yield the lock to other processes.
-func (l *Lock) turnOver() bool {
-	return !l.alone && l.handed >= l.locker.cfg.HandOvers || time.Since(l.since) >= l.locker.cfg.HandOverTime
+func (g *Grant) turnOver() bool {
+	return !g.alone && g.handed >= g.locker.cfg.HandOvers || time.Since(g.since) >= g.locker.cfg.HandOverTime
 }
 
 // end ends the lock for its holder. If it has ended before, end returns why.
-func (l *Lock) end() error {
-	l.locker.mu.Lock()
-	defer l.locker.mu.Unlock()
-	if l.err != nil {
-		return l.err
+func (g *Grant) end() error {
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	if g.err != nil {
+		return g.err
 	}
-	l.err = lockerr.ErrClosed
+	g.err = lockerr.ErrClosed
 	return nil
 }
 
 // takeHandoff makes the attempt the holder of a lock that was handed over. It returns nil if
 // the lock's connection was lost meanwhile.
-func (a *attempt) takeHandoff(giver *Lock) *Lock {
+func (a *attempt) takeHandoff(giver *Grant) *Grant {
 	lock := a.lock(giver.conn)
 	lock.since, lock.handed, lock.contended, lock.alone = giver.since, giver.handed+1, giver.contended, giver.alone
 	a.mu.Lock()
@@ -135,16 +135,17 @@ func (a *attempt) takeHandoff(giver *Lock) *Lock {
 // connection, to wait on. There one statement releases the lock and queues for it again, so that the process loses no
 // place, however slow it is. That statement waits, so the connection must hold no other lock; else yieldInPlace
 // returns nil.
-func (a *attempt) yieldInPlace(over *Lock) *lockConn {
+func (a *attempt) yieldInPlace(over *Grant) *lockConn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	k := over.conn
-	if !over.contended || k.err != nil || k.busy || k.pending.Len() > 0 || len(k.holds) > 1 || !a.spare(len(a.lockConns)-1) || !k.c.Block() {
+	lc := over.conn
+	inUse := lc.err != nil || lc.busy || lc.pending.Len() > 0 || len(lc.holds) > 1
+	if !over.contended || inUse || !a.spare(len(a.lockConns)-1) || !lc.c.Block() {
 		return nil
 	}
-	delete(k.holds, over.name)
-	k.busy = true
-	a.remove(k, errRetired)
+	delete(lc.holds, over.name)
+	lc.busy = true
+	a.remove(lc, errRetired)
 	a.waitConns++
-	return k
+	return lc
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/mysqllock/mysqllock/pool"
 )
 
-// Lease is a lock on one key that lasts as long as it is renewed. It is safe for concurrent use.
-type Lease struct {
+// Grant is a lease on one key, which lasts as long as it is renewed. It is safe for concurrent use.
+type Grant struct {
 	locker  *Locker
 	key     string
 	token   uint64
@@ -64,141 +64,141 @@ func margin(ttl time.Duration) time.Duration {
 	return min(ttl/10, 5*time.Second)
 }
 
-// grant makes a Lease of the answer of h that grants it. h has its wake-up lock.
-func (a *attempt) grant(h *lockConn, ticket *queue.Ticket, ans answer) (*Lease, error) {
+// grant makes a Grant of the answer of lc that grants it. lc has its wake-up lock.
+func (a *attempt) grant(lc *lockConn, ticket *queue.Ticket, ans answer) (*Grant, error) {
 	now := time.Now()
-	s := &Lease{
+	g := &Grant{
 		locker: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
-		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: h.lent,
+		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: lc.lent,
 	}
-	s.lasts(ans.sent, a.ttl)
+	g.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
-		s.until = ans.sent.Add(a.r.MaxHold)
+		g.until = ans.sent.Add(a.r.MaxHold)
 	}
 	l := a.Locker
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.running.Ctx.Err() != nil {
 		return nil, lockerr.ErrClosed
 	}
-	s.timer = time.AfterFunc(time.Until(s.deadline), s.expire)
-	s.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
-	l.leases[s] = struct{}{}
+	g.timer = time.AfterFunc(time.Until(g.deadline), g.expire)
+	g.ticket.Granted(&lockerr.Holder{Program: l.cfg.Owner})
+	l.leases[g] = struct{}{}
 	switch {
-	case h.lent:
-		s.session = h.c
+	case lc.lent:
+		g.session = lc.c
 	case l.wakes:
-		s.conn = h
-		h.wakeUps[s.key] = s
+		g.conn = lc
+		lc.wakeUps[g.key] = g
 	}
-	l.schedule(s, ans.sent, a.ttl)
-	return s, nil
+	l.schedule(g, ans.sent, a.ttl)
+	return g, nil
 }
 
 // Key returns the key.
-func (l *Lease) Key() string { return l.key }
+func (g *Grant) Key() string { return g.key }
 
 // Ticket returns the place in front of the queue with which the lease was granted.
-func (l *Lease) Ticket() *queue.Ticket { return l.ticket }
+func (g *Grant) Ticket() *queue.Ticket { return g.ticket }
 
 // Token returns the fencing token: each grant of a key has a greater one.
-func (l *Lease) Token() uint64 { return l.token }
+func (g *Grant) Token() uint64 { return g.token }
 
 // Expiry returns when the lease is over on the server at the earliest, by the clock of this process, if it is not
 // renewed before.
-func (l *Lease) Expiry() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.expiry
+func (g *Grant) Expiry() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.expiry
 }
 
-// lasts notes that the server keeps the lease for ttl from sent or later. The caller holds l.mu, or nobody else has l
+// lasts notes that the server keeps the lease for ttl from sent or later. The caller holds g.mu, or nobody else has g
 // yet.
-func (l *Lease) lasts(sent time.Time, ttl time.Duration) {
-	l.expiry = sent.Add(ttl)
-	l.deadline = l.expiry.Add(-margin(ttl))
+func (g *Grant) lasts(sent time.Time, ttl time.Duration) {
+	g.expiry = sent.Add(ttl)
+	g.deadline = g.expiry.Add(-margin(ttl))
 }
 
 // Err returns nil while the lease is held. It looks at the clock, so it may fail before anything else has shown that the
 // lease is over. The error of a lost lease matches lockerr.ErrLost, that of a released one lockerr.ErrClosed.
-func (l *Lease) Err() error {
-	l.mu.Lock()
-	err, over := l.err, !time.Now().Before(l.deadline)
-	l.mu.Unlock()
+func (g *Grant) Err() error {
+	g.mu.Lock()
+	err, over := g.err, !time.Now().Before(g.deadline)
+	g.mu.Unlock()
 	if err != nil || !over {
 		return err
 	}
-	l.expire()
-	return l.Err()
+	g.expire()
+	return g.Err()
 }
 
 // expire tells the holder that the deadline is over. If the deadline has moved while the timer fired, expire waits for
 // the new one.
-func (l *Lease) expire() {
-	l.mu.Lock()
-	left := time.Until(l.deadline)
-	if left > 0 || l.err != nil {
-		if l.err == nil {
-			l.timer.Reset(left)
+func (g *Grant) expire() {
+	g.mu.Lock()
+	left := time.Until(g.deadline)
+	if left > 0 || g.err != nil {
+		if g.err == nil {
+			g.timer.Reset(left)
 		}
-		l.mu.Unlock()
+		g.mu.Unlock()
 		return
 	}
-	trouble, maxHold := l.trouble, !l.until.IsZero() && !l.expiry.Before(l.until)
-	l.mu.Unlock()
+	trouble, maxHold := g.trouble, !g.until.IsZero() && !g.expiry.Before(g.until)
+	g.mu.Unlock()
 	switch {
 	case maxHold:
-		l.lose(errors.New("it was held for as long as MaxHold allows"))
+		g.lose(errors.New("it was held for as long as MaxHold allows"))
 	case trouble != nil:
-		l.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
+		g.lose(fmt.Errorf("it was not renewed in time: %w", trouble))
 	default: // a frozen holder may have lost it to force before; half of the margin stays for the holder
-		if f := l.forced(min(margin(l.ttl)/2, askWhy)); f != nil {
-			l.lose(f)
+		if f := g.forced(min(margin(g.ttl)/2, askWhy)); f != nil {
+			g.lose(f)
 			return
 		}
-		l.lose(errors.New("it was not renewed in time"))
+		g.lose(errors.New("it was not renewed in time"))
 	}
 }
 
 // lose ends a lease that the server may grant to another caller, or has granted.
-func (l *Lease) lose(cause error) {
+func (g *Grant) lose(cause error) {
 	err := lockerr.With(lockerr.ErrLost, cause)
-	if !l.end(err) {
+	if !g.end(err) {
 		return
 	}
-	l.ticket.Leave()
-	l.locker.dropWakeUp(l)
-	if l.lost != nil {
-		go l.lost(err)
+	g.ticket.Leave()
+	g.locker.dropWakeUp(g)
+	if g.lost != nil {
+		go g.lost(err)
 	}
 }
 
-// loseFound is lose for a renewal that has not found the lease; it is called within l.running. It first asks who has
+// loseFound is lose for a renewal that has not found the lease; it is called within Locker.running. It first asks who has
 // taken the lease away, since the error that the holder gets does not change later. Until then the fence refuses the
 // holder's commits.
-func (l *Lease) loseFound() {
-	l.mu.Lock()
-	ending := l.given || l.maybe
-	l.trouble = errNotOurs
-	l.mu.Unlock()
+func (g *Grant) loseFound() {
+	g.mu.Lock()
+	ending := g.given || g.maybe
+	g.trouble = errNotOurs
+	g.mu.Unlock()
 	if ending { // a COMMIT has released the lease, and may not be answered for a while
-		l.locker.again(l, errNotOurs)
+		g.locker.again(g, errNotOurs)
 		return
 	}
-	l.locker.mu.Lock()
-	l.due = time.Time{}
-	l.locker.mu.Unlock()
-	l.locker.running.Go(func() { l.lose(l.whyNotOurs()) })
+	g.locker.mu.Lock()
+	g.due = time.Time{}
+	g.locker.mu.Unlock()
+	g.locker.running.Go(func() { g.lose(g.whyNotOurs()) })
 }
 
 var errNotOurs = errors.New("the server says that the lease has expired, or has another holder")
 
 // whyNotOurs returns why the holder does not have the lease any more. It asks the server who has taken the lease away by
 // force, for at most askWhy.
-func (l *Lease) whyNotOurs() error {
-	if f := l.forced(askWhy); f != nil {
+func (g *Grant) whyNotOurs() error {
+	if f := g.forced(askWhy); f != nil {
 		return f
 	}
 	return errNotOurs
@@ -218,8 +218,8 @@ func (t *taken) TakenAt() time.Time { return t.at }
 
 // forced asks the server who has taken the lease away by force; nil if nobody has, or if the server does not say so
 // within bound.
-func (l *Lease) forced(bound time.Duration) *taken {
-	locker := l.locker
+func (g *Grant) forced(bound time.Duration) *taken {
+	locker := g.locker
 	if locker.untold.Load() || locker.running.Enter() != nil {
 		return nil
 	}
@@ -232,13 +232,13 @@ func (l *Lease) forced(bound time.Duration) *taken {
 	}
 	defer c.Release()
 	rows, err := server.Query(ctx, c.Conn, "SELECT released, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM "+
-		locker.cfg.Table.String()+" WHERE "+locker.row("", l.key))
+		locker.cfg.Table.String()+" WHERE "+locker.row("", g.key))
 	if err != nil || len(rows) == 0 {
 		return nil
 	}
 	f, ok := schema.ReadForced(rows[0][0])
 	now, err := time.Parse("2006-01-02 15:04:05.999999", rows[0][1])
-	if !ok || err != nil || f.Token != l.token {
+	if !ok || err != nil || f.Token != g.token {
 		return nil
 	}
 	return &taken{f, time.Now().Add(f.At.Sub(now))}
@@ -248,42 +248,42 @@ func (l *Lease) forced(bound time.Duration) *taken {
 const askWhy = time.Second
 
 // dropWakeUp gives back, in the background, the wake-up lock of a lease that is over.
-func (l *Locker) dropWakeUp(s *Lease) {
+func (l *Locker) dropWakeUp(g *Grant) {
 	l.mu.Lock()
-	h := s.conn
-	s.conn = nil
+	lc := g.conn
+	g.conn = nil
 	l.mu.Unlock()
-	if h != nil && h.stale.Join(s) {
-		l.running.Background(func(context.Context) { l.releaseWakeUps(h) })
+	if lc != nil && lc.stale.Join(g) {
+		l.running.Background(func(context.Context) { l.releaseWakeUps(lc) })
 	}
 }
 
 // end ends the lease because of err. It reports whether the lease was not over before.
-func (l *Lease) end(err error) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.err != nil {
+func (g *Grant) end(err error) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
 		return false
 	}
-	l.err = err
-	l.timer.Stop()
-	l.locker.mu.Lock()
-	defer l.locker.mu.Unlock()
-	delete(l.locker.leases, l)
-	l.due = time.Time{}
+	g.err = err
+	g.timer.Stop()
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	delete(g.locker.leases, g)
+	g.due = time.Time{}
 	return true
 }
 
 // Lapse ends the renewals: the lease expires by itself, unless it is released before.
-func (l *Lease) Lapse() {
-	l.mu.Lock()
-	if l.trouble == nil {
-		l.trouble = errors.New("its renewals were ended")
+func (g *Grant) Lapse() {
+	g.mu.Lock()
+	if g.trouble == nil {
+		g.trouble = errors.New("its renewals were ended")
 	}
-	l.mu.Unlock()
-	l.locker.mu.Lock()
-	defer l.locker.mu.Unlock()
-	l.due = time.Time{}
+	g.mu.Unlock()
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	g.due = time.Time{}
 }
 
 // Release hands the lease over to the next caller in the queue of this process. If there is none, it releases the lease
@@ -294,48 +294,48 @@ func (l *Lease) Lapse() {
 //
 // A lease that a COMMIT has released is free already. Its wake-up lock is given back in the background, or by the same
 // COMMIT if that ran on the session with the wake-up lock.
-func (l *Lease) Release() error {
-	l.mu.Lock()
-	given, maybe := l.given, l.maybe
-	l.mu.Unlock()
+func (g *Grant) Release() error {
+	g.mu.Lock()
+	given, maybe := g.given, g.maybe
+	g.mu.Unlock()
 	if given {
-		if l.end(lockerr.ErrClosed) {
-			l.locker.dropWakeUp(l)
-			l.ticket.Leave()
+		if g.end(lockerr.ErrClosed) {
+			g.locker.dropWakeUp(g)
+			g.ticket.Leave()
 		}
 		return nil
 	}
-	if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
-		return terms.Failure("release", l.key, err)
+	if err := g.Err(); errors.Is(err, lockerr.ErrLost) {
+		return terms.Failure("release", g.key, err)
 	}
-	locker := l.locker
+	locker := g.locker
 	if locker.running.Enter() != nil {
 		return nil // Close gives the lease back
 	}
 	defer locker.running.Done()
-	if !l.end(lockerr.ErrClosed) {
-		if err := l.Err(); errors.Is(err, lockerr.ErrLost) {
-			return terms.Failure("release", l.key, err)
+	if !g.end(lockerr.ErrClosed) {
+		if err := g.Err(); errors.Is(err, lockerr.ErrLost) {
+			return terms.Failure("release", g.key, err)
 		}
 		return nil
 	}
-	if l.mayBeHandedOver() {
-		if given := (&handoff{giver: l, told: make(chan error, 1)}); l.ticket.Handoff(locker, given) {
+	if g.mayBeHandedOver() {
+		if given := (&handoff{giver: g, told: make(chan error, 1)}); g.ticket.Handoff(locker, given) {
 			return given.wait()
 		}
 	}
-	return locker.relinquish(l, maybe)
+	return locker.relinquish(g, maybe)
 }
 
 // mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
-func (l *Lease) mayBeHandedOver() bool {
-	return l.minHold == 0 && !l.lent && l.handed < l.locker.cfg.HandOvers && time.Since(l.since) < l.locker.cfg.HandOverTime
+func (g *Grant) mayBeHandedOver() bool {
+	return g.minHold == 0 && !g.lent && g.handed < g.locker.cfg.HandOvers && time.Since(g.since) < g.locker.cfg.HandOverTime
 }
 
 // handoff is a lease on its way from one caller to the next. The server tells the next caller whether the giver still
 // had the lease.
 type handoff struct {
-	giver *Lease
+	giver *Grant
 	told  chan error
 }
 
@@ -367,9 +367,9 @@ func (h *handoff) wait() error {
 }
 
 // about marks a statement about leases.
-func about(ctx context.Context, s purpose.Purpose, leases ...*Lease) context.Context {
-	ctx = purpose.AskedBy(ctx, leases, func(s *Lease) purpose.Asked { return s.asked })
-	return purpose.With(ctx, s, hint.StrategyLease, leases, (*Lease).Key)
+func about(ctx context.Context, s purpose.Purpose, leases ...*Grant) context.Context {
+	ctx = purpose.AskedBy(ctx, leases, func(g *Grant) purpose.Asked { return g.asked })
+	return purpose.With(ctx, s, hint.StrategyLease, leases, (*Grant).Key)
 }
 
 // releasing returns the context of a statement that gives a lease back.
@@ -379,26 +379,26 @@ func releasing(key string) context.Context {
 
 // relinquish gives back a lease that is over for its holder. sent: an earlier statement may have given it back already.
 // If it has not succeeded within handoffWait, it goes on in the background, for as long as the lease may last.
-func (l *Locker) relinquish(s *Lease, sent bool) error {
-	over := s.Expiry()
-	ctx, cancel := server.Within(about(context.Background(), purpose.Release, s), handoffWait)
+func (l *Locker) relinquish(g *Grant, sent bool) error {
+	over := g.Expiry()
+	ctx, cancel := server.Within(about(context.Background(), purpose.Release, g), handoffWait)
 	defer cancel()
-	done, err := l.release(ctx, s, sent)
+	done, err := l.release(ctx, g, sent)
 	if done {
-		s.ticket.Leave()
+		g.ticket.Leave()
 	} else {
 		l.running.Go(func() {
-			defer s.ticket.Leave()
+			defer g.ticket.Leave()
 			ctx, cancel := l.lingering(over)
 			defer cancel()
-			if done, _ := l.release(about(ctx, purpose.Release, s), s, true); !done {
-				l.dropWakeUp(s)
+			if done, _ := l.release(about(ctx, purpose.Release, g), g, true); !done {
+				l.dropWakeUp(g)
 			}
 		})
 		err = stays(err, over)
 	}
 	if err != nil {
-		return terms.Failure("release", s.key, err)
+		return terms.Failure("release", g.key, err)
 	}
 	return nil
 }
@@ -429,14 +429,14 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 // release tries to release a lease until ctx ends, whatever the server answers: a row is locked only for a moment, a KILL
 // is over, a server takes writes again, and another connection may be better. done means that the row is free, or not
 // ours any more. sent means that an earlier try may have succeeded.
-func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, err error) {
+func (l *Locker) release(ctx context.Context, g *Grant, sent bool) (done bool, err error) {
 	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
-		found, asked, failed := l.releaseOnce(ctx, s, pause > strategy.Pace)
+		found, asked, failed := l.releaseOnce(ctx, g, pause > strategy.Pace)
 		switch {
 		case failed == nil && (found || sent): // if the lease is not found again, an earlier try has released it
 			return true, nil
 		case failed == nil:
-			return true, lockerr.With(lockerr.ErrLost, s.whyNotOurs())
+			return true, lockerr.With(lockerr.ErrLost, g.whyNotOurs())
 		case err == nil || ctx.Err() == nil:
 			err = failed
 		}
@@ -449,13 +449,13 @@ func (l *Locker) release(ctx context.Context, s *Lease, sent bool) (done bool, e
 
 // connOf returns the lock connection that has the lease's wake-up lock, with its turn; any lock connection if the wake-up
 // lock is lost.
-func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
+func (l *Locker) connOf(ctx context.Context, g *Grant) (*lockConn, error) {
 	l.mu.Lock()
-	h := s.conn
+	lc := g.conn
 	l.mu.Unlock()
-	if h != nil {
-		if ours, err := l.awaitTurn(ctx, h); ours {
-			return h, nil
+	if lc != nil {
+		if ours, err := l.awaitTurn(ctx, lc); ours {
+			return lc, nil
 		} else if err != nil {
 			return nil, err
 		}
@@ -463,22 +463,22 @@ func (l *Locker) connOf(ctx context.Context, s *Lease) (*lockConn, error) {
 	return l.borrow(ctx)
 }
 
-// releaseOn releases a lease on h, whose turn the caller has.
-func (l *Locker) releaseOn(ctx context.Context, h *lockConn, s *Lease) (found bool, err error) {
+// releaseOn releases a lease on lc, whose turn the caller has.
+func (l *Locker) releaseOn(ctx context.Context, lc *lockConn, g *Grant) (found bool, err error) {
 	if l.cfg.ReadTimeout == 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = server.Within(ctx, background/2)
 		defer cancel()
 	}
-	found, err = l.steps.give(ctx, h, s.key, s.token, s.minHold)
+	found, err = l.steps.give(ctx, lc, g.key, g.token, g.minHold)
 	if err == nil {
-		l.forgetWakeUps(ctx, h, []*leaving{{s: s, found: found}})
+		l.forgetWakeUps(ctx, lc, []*leaving{{g: g, found: found}})
 	}
 	return found, err
 }
 
-func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
-	result, err := h.change(ctx, l.releaseBlock(key, token, minHold))
+func (l *Locker) giveAndWake(ctx context.Context, lc *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error) {
+	result, err := lc.change(ctx, l.releaseBlock(key, token, minHold))
 	if err != nil {
 		return false, err
 	}
@@ -487,58 +487,58 @@ func (l *Locker) giveAndWake(ctx context.Context, h *lockConn, key string, token
 }
 
 // releaseAll gives back those leases whose rows nobody has locked just now. It returns the leases that may still be held.
-func (l *Locker) releaseAll(ctx context.Context, leases []*Lease) (left []*Lease) {
+func (l *Locker) releaseAll(ctx context.Context, leases []*Grant) (left []*Grant) {
 	sortByKey(leases)
 	for some := range slices.Chunk(leases, rowsPerStatement) {
 		own, passed := about(ctx, purpose.Release, some...), some
-		h, err := l.borrow(own)
+		lc, err := l.borrow(own)
 		if err == nil {
-			if passed, err = l.steps.giveSome(own, h, some); err != nil {
+			if passed, err = l.steps.giveSome(own, lc, some); err != nil {
 				passed = some
 			}
-			l.giveBack(h)
+			l.giveBack(lc)
 		}
 		left = append(left, passed...)
 	}
 	return left
 }
 
-func (l *Locker) giveSomeAndWake(ctx context.Context, h *lockConn, leases []*Lease) (passed []*Lease, err error) {
-	result, err := h.exec(ctx, l.changeSQL(leases, func(s *Lease) time.Duration { return s.minHold }, lasted, l.leave(), " SKIP LOCKED"))
+func (l *Locker) giveSomeAndWake(ctx context.Context, lc *lockConn, leases []*Grant) (passed []*Grant, err error) {
+	result, err := lc.exec(ctx, l.changeSQL(leases, func(g *Grant) time.Duration { return g.minHold }, lasted, l.leave(), " SKIP LOCKED"))
 	if err != nil {
 		return nil, err
 	}
 	if n, err := result.RowsAffected(); err != nil || n == 2*int64(len(leases)) {
 		return nil, err
 	}
-	held, err := l.heldOn(ctx, h, leases)
-	for _, s := range leases {
-		if _, ours := held(s); ours {
-			passed = append(passed, s)
+	held, err := l.heldOn(ctx, lc, leases)
+	for _, g := range leases {
+		if _, ours := held(g); ours {
+			passed = append(passed, g)
 		}
 	}
 	return passed, err
 }
 
 // endAll ends leases for their holders, and tells the holders. It returns the leases that had not ended before.
-func endAll(leases []*Lease) []*Lease {
-	leases = slices.DeleteFunc(leases, func(s *Lease) bool { return !s.end(lockerr.ErrClosed) })
-	for _, s := range leases {
-		s.ticket.Leave()
-		if s.lost != nil {
-			go s.lost(lockerr.ErrClosed)
+func endAll(leases []*Grant) []*Grant {
+	leases = slices.DeleteFunc(leases, func(g *Grant) bool { return !g.end(lockerr.ErrClosed) })
+	for _, g := range leases {
+		g.ticket.Leave()
+		if g.lost != nil {
+			go g.lost(lockerr.ErrClosed)
 		}
 	}
 	return leases
 }
 
-func sortByKey(leases []*Lease) {
-	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.key, b.key) })
+func sortByKey(leases []*Grant) {
+	slices.SortFunc(leases, func(a, b *Grant) int { return strings.Compare(a.key, b.key) })
 }
 
 // left returns how long the lease still lasts for its holder if it is not renewed.
-func (l *Lease) left() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Until(l.deadline)
+func (g *Grant) left() time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Until(g.deadline)
 }
