@@ -9,7 +9,7 @@
 // # What a lock costs
 //
 // A transaction under a lock of its own costs one round trip more than a transaction without a lock: its session holds
-// the lock, see [Lock.Detach]. One statement acquires the lock. The statements that check and release the lock go out
+// the lock, see [Grant.Detach]. One statement acquires the lock. The statements that check and release the lock go out
 // with the COMMIT. When the COMMIT has returned, the lock is free, whatever the caller does next and wherever.
 //
 // All other locks of a process are held on a few connections, the lock connections: two,

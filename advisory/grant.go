@@ -67,7 +67,7 @@ func (g *Grant) Err() error {
 // Release hands the lock over to the next caller in the queue. If there is none, it releases the lock on the server, and
 // waits for the answer. It fails with lockerr.ErrLost if the lock was lost. A second call does nothing.
 //
-// If a session holds the lock, its COMMIT or [Lock.Detach] releases it, or the lock ends with the session. Then Release
+// If a session holds the lock, its COMMIT or [Grant.Detach] releases it, or the lock ends with the session. Then Release
 // only ends the lock for its holder.
 func (g *Grant) Release() error {
 	if err := g.Err(); errors.Is(err, lockerr.ErrLost) {

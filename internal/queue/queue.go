@@ -75,10 +75,10 @@ type waiter struct {
 	ends    time.Time     // the deadline of the waiter's context; zero if there is none
 	front   chan struct{} // closed when the waiter is in front, or is refused
 	refused error
-	next    chan struct{} // closed when the waiter is the next, and may wait in the server; nil if it does not ask for that
-	called  bool          // next is closed
+	ahead   chan struct{} // closed when the waiter goes ahead; nil if it never does
+	called  bool          // ahead is closed
 
-	goesAhead func() bool // see Ends.Next
+	goesAhead func() bool // see Ends.GoesAhead
 }
 
 // queued reports whether w still waits to come to the front.
@@ -213,17 +213,17 @@ var ErrOver = errors.New("the wait is over")
 type Ends struct {
 	// At is when the wait ends with ErrOver; zero for never. It ends up to grace later if no caller in front knows
 	// yet whether somebody has the key.
-	At     time.Time
-	Closed <-chan struct{} // ends the wait with lockerr.ErrClosed
-	Ahead  *Ahead          // is set to what the callers in front knew when the wait ended; nil for not to ask
-	// Next, if it returns true, ends the wait with success as soon as the caller is the next, and the ticket in front is
-	// in use: see [Ticket.Next] and [Ticket.Used]. It is for a caller that wants one key alone. It must not call the
+	At      time.Time
+	Closed  <-chan struct{} // ends the wait with lockerr.ErrClosed
+	InFront *InFront        // is set to what the callers in front knew when the wait ended; nil for not to ask
+	// GoesAhead, if it returns true, ends the wait with success as soon as the caller is the next, and the ticket in front is
+	// in use: see [Ticket.Ahead] and [Ticket.Used]. It is for a caller that wants one key alone. It must not call the
 	// Queue. nil is for a caller that waits until it is in front.
-	Next func() bool
+	GoesAhead func() bool
 }
 
-// Ahead is what the callers in front of a waiter know of the key when the wait ends.
-type Ahead struct {
+// InFront is what the callers in front of a waiter know of the key when the wait ends.
+type InFront struct {
 	// Taken: a caller in front has held the key; or was told, since the waiter came, that somebody has it; or keeps
 	// its place while it waits for another key.
 	Taken bool
@@ -273,11 +273,11 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 			return err
 		}
 	}
-	if ends.Next != nil {
-		w.next, w.goesAhead = make(chan struct{}), ends.Next
+	if ends.GoesAhead != nil {
+		w.ahead, w.goesAhead = make(chan struct{}), ends.GoesAhead
 	}
 	w.element = l.waiting.PushBack(w)
-	l.callNext()
+	l.callAhead()
 	t.waits = true
 	for _, p := range t.positions {
 		p.queue.tell() // nobody gets these keys before t gives up
@@ -294,7 +294,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 		select {
 		case <-w.front:
 			return w.refused
-		case <-w.next:
+		case <-w.ahead:
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			if w.queued() {
@@ -322,9 +322,9 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 	case <-w.front: // w has come to the front at the same moment
 		return w.refused
 	default:
-		if ends.Ahead != nil {
-			*ends.Ahead = l.ahead(came)
-			ends.Ahead.Taken = ends.Ahead.Taken || taken
+		if ends.InFront != nil {
+			*ends.InFront = l.inFront(came)
+			ends.InFront.Taken = ends.InFront.Taken || taken
 		}
 		l.waiting.Remove(w.element)
 		q.advance(l) // waiters behind w may be able to share the key
@@ -352,7 +352,7 @@ const grace = time.Second
 func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l.ahead(came).Taken {
+	if l.inFront(came).Taken {
 		return nil
 	}
 	if l.news == nil {
@@ -371,8 +371,8 @@ func (kq *keyQueue) tell() {
 }
 
 // ahead returns what the callers in front know, for a waiter that has come at came.
-func (kq *keyQueue) ahead(came time.Time) Ahead {
-	a := Ahead{Taken: kq.toldAt.After(came)}
+func (kq *keyQueue) inFront(came time.Time) InFront {
+	a := InFront{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {
 		a.Taken = a.Taken || t.told || t.waits || t.holder != nil
 		a.Asks = a.Asks || t.asks
@@ -438,23 +438,23 @@ func (kq *keyQueue) next() *waiter {
 	return nil
 }
 
-// callNext tells the first waiter that it is the next: if the waiter asks for that, and the ticket in front has the
-// key, could hand the key over to it, and is in use.
-func (kq *keyQueue) callNext() {
+// callAhead has the first waiter go ahead, if it wants to, and the ticket in front has the key, could hand the key over
+// to it, and is in use.
+func (kq *keyQueue) callAhead() {
 	element := kq.waiting.Front()
 	if element == nil || len(kq.front) != 1 || !kq.front[0].used {
 		return
 	}
-	if w := element.Value.(*waiter); w.next != nil && !w.called && w.giver == kq.front[0].giver && w.goesAhead() {
+	if w := element.Value.(*waiter); w.ahead != nil && !w.called && w.giver == kq.front[0].giver && w.goesAhead() {
 		w.called = true
-		close(w.next)
+		close(w.ahead)
 	}
 }
 
-// Next reports whether the ticket's caller is the next, and not in front. Then it waits in the server for the ticket in
+// Ahead reports whether the ticket's caller has gone ahead, and is not in front yet. It waits in the server for the ticket in
 // front, which has the key and does not hand it over. The caller comes to the front when that ticket leaves, or when
 // the caller is granted the lock.
-func (t *Ticket) Next() bool {
+func (t *Ticket) Ahead() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return t.place != nil && t.place.queued()
@@ -477,7 +477,7 @@ func (q *Queue) advance(l *keyQueue) {
 		q.admit(w.ticket, w.key)
 		l.call(nil)
 	}
-	l.callNext()
+	l.callAhead()
 	if len(l.front) == 0 {
 		delete(q.queues, l.name)
 	}
@@ -676,7 +676,7 @@ func (t *Ticket) Used() {
 	defer t.q.mu.Unlock()
 	t.used = true
 	for _, p := range t.positions {
-		p.queue.callNext()
+		p.queue.callAhead()
 	}
 }
 

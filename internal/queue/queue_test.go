@@ -184,7 +184,7 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 		t.Helper()
 		got := make(chan *Ticket, 1)
 		go func() {
-			ticket, err := q.Enter(ctx, alone("k"), from, Ends{Next: func() bool { return true }})
+			ticket, err := q.Enter(ctx, alone("k"), from, Ends{GoesAhead: func() bool { return true }})
 			if err != nil {
 				t.Error(err)
 				return
@@ -233,8 +233,8 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 				}
 				ahead := <-got
 				third := next(t, &q, "us")
-				if !ahead.Next() || front.HasNext("us") || front.Handoff("us", "the lock") || len(third) > 0 || q.Waiting("k") != 2 {
-					t.Errorf("next: %v, and the lock could be handed over: %v; %d wait", ahead.Next(), front.HasNext("us"), q.Waiting("k"))
+				if !ahead.Ahead() || front.HasNext("us") || front.Handoff("us", "the lock") || len(third) > 0 || q.Waiting("k") != 2 {
+					t.Errorf("next: %v, and the lock could be handed over: %v; %d wait", ahead.Ahead(), front.HasNext("us"), q.Waiting("k"))
 				}
 				if test.granted {
 					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
@@ -242,17 +242,17 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 					front.Leave()
 				} else {
 					front.Leave()
-					if ahead.Next() {
+					if ahead.Ahead() {
 						t.Error("it is not in front")
 					}
 					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
 					ahead.Used()
 				}
-				if h := q.Holder("k"); h == nil || h.ConnectionID != 2 || ahead.Next() {
+				if h := q.Holder("k"); h == nil || h.ConnectionID != 2 || ahead.Ahead() {
 					t.Errorf("%v has the key", h)
 				}
 				last := <-third
-				if !last.Next() {
+				if !last.Ahead() {
 					t.Error("the third is not the next")
 				}
 				last.Leave() // it gives up
@@ -277,7 +277,7 @@ func TestTheNextIsNotCalledWhereItNeedNotWait(t *testing.T) {
 				}
 				got := make(chan *Ticket, 1)
 				go func() {
-					ticket, err := q.Enter(ctx, alone("k"), "us", Ends{Next: func() bool { return test.wants }})
+					ticket, err := q.Enter(ctx, alone("k"), "us", Ends{GoesAhead: func() bool { return test.wants }})
 					if err != nil {
 						t.Error(err)
 						return

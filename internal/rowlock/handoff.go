@@ -28,7 +28,7 @@ type Handoff struct {
 	broken    func() // the argument of Give, for a next caller that has to hand the lock on at once
 }
 
-// Used notes that something has run in the transaction, so that the next caller may go ahead: see [Request.Ahead].
+// Used notes that something has run in the transaction, so that the next caller may go ahead: see [Request.GoesAhead].
 func (h *Handoff) Used() { h.ticket.Used() }
 
 // handoff returns the Handoff of the lock of a; nil if the lock cannot be handed over.

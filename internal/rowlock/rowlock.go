@@ -28,12 +28,12 @@
 // A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the key a moment ago:
 // then the caller waits in the server, in the order of arrival there.
 //
-// The next caller in the queue also waits in the server ([Request.Ahead]), once something has run under the lock of the
+// The next caller in the queue also waits in the server ([Request.GoesAhead]), once something has run under the lock of the
 // one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in front
 // the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on a
 // budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
 // as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away; on MySQL 9.7 1.02 times, but in Do
-// 0.92 times, since a wait costs that server more. All callers of a process in the server are slower than one.)
+// 0.92 times, since a wait costs that server more. If all callers of a process wait in the server, it is slower than with one of them there.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
@@ -210,10 +210,10 @@ type Request struct {
 	// Sessions gives Begin its session. Join has one already.
 	Sessions Sessions
 	Behind   *Behind // the caller's statement that may go out behind the lock statement; nil for none
-	// Ahead says whether the caller now waits in the server already while another caller of its process uses the key; nil
+	// GoesAhead says whether the caller now waits in the server already while another caller of its process uses the key; nil
 	// for never. See [queue.Ends].
-	Ahead   func() bool
-	Waiting strategy.Waiting
+	GoesAhead func() bool
+	Waiting   strategy.Waiting
 }
 
 // Sessions gives a caller the session on which it locks. No transaction is open on a session that it returns, and the
@@ -391,7 +391,7 @@ func (a *attempt) comeToFront(ctx context.Context) error {
 	var giver any
 	if a.takesHandoff() {
 		giver = a.Locker
-		a.Next = a.r.Ahead
+		a.GoesAhead = a.r.GoesAhead
 	}
 	keys := a.r.Keys
 	if n := len(a.r.Slots); n > 0 {
@@ -422,7 +422,7 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 	// another process had the key a moment ago, unless it came to the front because the key
 	// is shared.
 	allShared := !slices.ContainsFunc(a.r.Keys, func(key Key) bool { return !key.Shared })
-	nowait := a.First || !a.Ticket.Next() && !a.Ticket.SeenOtherProcess() || allShared
+	nowait := a.First || !a.Ticket.Ahead() && !a.Ticket.SeenOtherProcess() || allShared
 	if !nowait {
 		a.Heard.Store(true)
 	}

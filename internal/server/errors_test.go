@@ -14,7 +14,7 @@ import (
 // transaction or the connection, or do not know whether they have committed. The texts are the
 // servers' own.
 func TestWhatErrorsMean(t *testing.T) {
-	type is struct{ deadlock, undecided, refused, changed, ends, gone bool }
+	type is struct{ deadlock, undecided, refused, changed, ends, gone, locked, interrupted bool }
 	for _, test := range []struct {
 		number uint16
 		text   string
@@ -27,7 +27,7 @@ func TestWhatErrorsMean(t *testing.T) {
 		{3100, "Error on observer while running replication hook 'before_commit'.", is{undecided: true}},
 		{1047, "WSREP has not yet prepared node for application use", is{refused: true}},
 		{1290, "The MySQL server is running with the --super-read-only option so it cannot execute this statement", is{refused: true}},
-		{1205, "Lock wait timeout exceeded; try restarting transaction", is{}},
+		{1205, "Lock wait timeout exceeded; try restarting transaction", is{locked: true, interrupted: true}},
 		// TiDB's. Of those at COMMIT only the last leaves open whether it came through.
 		{9007, "Write conflict, txnStartTS=1, conflictStartTS=2, conflictCommitTS=3, key={}, originalKey=74, primary={}, reason=Optimistic [try again later]", is{deadlock: true, changed: true, ends: true}},
 		{8005, "Write conflict, txnStartTS 1 is stale [try again later]", is{deadlock: true, changed: true, ends: true}},
@@ -43,7 +43,7 @@ func TestWhatErrorsMean(t *testing.T) {
 		err := fmt.Errorf("locking: %w", &mysql.MySQLError{Number: test.number, Message: test.text})
 		got := is{
 			server.Deadlock(err), server.Undecided(err), server.Refused(err), server.Changed(err),
-			server.Info{}.EndsTransaction(err), server.Gone(err, nil),
+			server.Info{}.EndsTransaction(err), server.Gone(err, nil), server.Locked(err), server.Interrupted(err),
 		}
 		if got != test.is {
 			t.Errorf("%v: got %+v, want %+v", err, got, test.is)

@@ -18,29 +18,29 @@ import (
 // Attempt is one call that asks for a lock: how long it may wait, its place in the queue of this process, and
 // what its caller is told.
 type Attempt struct {
-	Key     string // as errors name it
-	Wait    time.Duration
-	Waiting Waiting      // called before each wait; nil for none
-	Short   func() error // returns which bound leaves the caller no connection to ask on; Short, or its result, may be nil for none
-	Start   time.Time
-	Since   time.Time // when the caller began to wait, as others and its error see it; before Start if this call is not the first
-	Heard   Heard
-	Ticket  *queue.Ticket   // nil before there is one, and once another caller owns it
-	Next    func() bool     // says whether Enqueue is over when the caller is the next of its process: see [queue.Ends]
-	First   bool            // nobody of this process was in the queue before it
-	HeldBy  *lockerr.Holder // who is known to have the lock
+	Key       string // as errors name it
+	Wait      time.Duration
+	Waiting   Waiting      // called before each wait; nil for none
+	Short     func() error // returns which bound leaves the caller no connection to ask on; Short, or its result, may be nil for none
+	Start     time.Time
+	Since     time.Time // when the caller began to wait, as others and its error see it; before Start if this call is not the first
+	Heard     Heard
+	Ticket    *queue.Ticket   // nil before there is one, and once another caller owns it
+	GoesAhead func() bool     // says whether Enqueue is over when the caller is the next of its process: see [queue.Ends]
+	First     bool            // nobody of this process was in the queue before it
+	HeldBy    *lockerr.Holder // who is known to have the lock
 
 	// Once has Waiting called for the first wait alone: that one counts as going on until Finish. So the caller is not
 	// refused between two waits, and an observer sees one wait.
 	Once bool
 
-	vanished time.Time       // when Vanished was true first
-	cleaning bool            // the caller did not want to wait, and waits for the end of a clean-up
-	awaited  Leased          // what AwaitLease waited for last
-	since    time.Time       // when AwaitLease began to wait for awaited
-	endTurn  func()          // ends the turn that AwaitLease gave; nil without one
-	waits    context.Context // of the one wait, once it has begun
-	end      func()          // ends the one wait; nil without one
+	vanished  time.Time       // when Vanished was true first
+	cleaning  bool            // the caller did not want to wait, and waits for the end of a clean-up
+	awaited   Leased          // what AwaitLease waited for last
+	awaitedAt time.Time       // when AwaitLease began to wait for awaited
+	endTurn   func()          // ends the turn that AwaitLease gave; nil without one
+	waits     context.Context // of the one wait, once it has begun
+	end       func()          // ends the one wait; nil without one
 }
 
 // Finish ends the turn that AwaitLease gave, and the one wait. The caller keeps its place in the queue.
@@ -133,16 +133,16 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 		a.HeldBy = holder
 		return lockerr.ErrLocked
 	}
-	var ahead queue.Ahead
+	var inFront queue.InFront
 	done := func() {}
 	if a.Left() > 0 { // else Enter only finds out whether the callers in front know who has the key
 		ctx, done, err = a.begin(ctx)
 	}
 	if err == nil {
 		defer done()
-		a.Ticket, err = q.Enter(ctx, keys, giver, queue.Ends{At: a.Start.Add(a.Wait), Closed: closed, Ahead: &ahead, Next: a.Next})
+		a.Ticket, err = q.Enter(ctx, keys, giver, queue.Ends{At: a.Start.Add(a.Wait), Closed: closed, InFront: &inFront, GoesAhead: a.GoesAhead})
 	}
-	if ahead.Taken || err == nil && a.Ticket.HandedOver() != nil {
+	if inFront.Taken || err == nil && a.Ticket.HandedOver() != nil {
 		a.Heard.Store(true)
 	}
 	if err == nil {
@@ -153,7 +153,7 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 			a.HeldBy, _ = q.HolderOf(e)
 		}
 	}
-	if !ahead.Asks && a.HeldBy == nil && !a.Heard.Load() && a.Short != nil {
+	if !inFront.Asks && a.HeldBy == nil && !a.Heard.Load() && a.Short != nil {
 		if short := a.Short(); short != nil {
 			return fmt.Errorf("%w; callers of this process wait in front of this one: %w", short, err)
 		}
@@ -210,11 +210,11 @@ func (a *Attempt) AwaitLease(ctx context.Context, cfg *Config, lease *Leased) er
 	ctx, cancel := a.Ticket.UntilFreed(ctx)
 	defer cancel()
 	if lease.Key == a.awaited.Key && lease.Token == a.awaited.Token { // the caller was woken too early: it waits before it tries again
-		if !Sleep(ctx, min(Pace-time.Since(a.since), lease.Remaining)) {
+		if !Sleep(ctx, min(Pace-time.Since(a.awaitedAt), lease.Remaining)) {
 			return context.Cause(ctx)
 		}
 	}
-	a.awaited, a.since = *lease, time.Now()
+	a.awaited, a.awaitedAt = *lease, time.Now()
 	a.endTurn, err = cfg.Await(ctx, lease.Key, a.Began(), max(min(lease.Remaining, cfg.TTL/3), time.Millisecond))
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -266,13 +266,13 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	}
 	first.Sessions = o
 	if p.l.Info().CheapWaits {
-		first.Ahead = p.l.Spare
+		first.GoesAhead = p.l.Spare
 	}
 	if st := o.with; st != nil && o.joinsLock(st) {
 		alone := st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared
 		switch {
 		case st.Query && !st.Last:
-			first.Ahead, first.Behind = p.l.Spare, query(st)
+			first.GoesAhead, first.Behind = p.l.Spare, query(st)
 		case !st.Query && alone:
 			first.Behind = o.alone(st)
 		}
