@@ -23,6 +23,7 @@ const (
 	apartLocked   = "read, then write; mysqllock"
 	wrote         = "a write; unlocked"
 	wroteLocked   = "a write; mysqllock"
+	wroteJoined   = "a write; a lock in one text with it, by hand" // the least that a lock in front of it can cost
 	queryBounded  = "query, SetMaxOpenConns(25)"
 	queryBudget   = "query, maxConns=25"
 	fullPlain     = "transaction, SetMaxOpenConns(25)"
@@ -35,7 +36,7 @@ var (
 	boundedNames  = []string{queryBounded, queryBudget}
 	fullNames     = []string{fullPlain, fullLocked}
 	apartNames    = []string{apart, apartLocked}
-	wroteNames    = []string{wrote, wroteLocked}
+	wroteNames    = []string{wrote, wroteLocked, wroteJoined}
 )
 
 // fewConnections are those who share one budget of connections, and what they are
@@ -43,7 +44,7 @@ var (
 func fewConnections(on string) (all []contender) {
 	add := func(name string, open func(address string, n size) (*sql.DB, error), do func(ctx context.Context, db *sql.DB, worker int) error) {
 		all = append(all, contender{
-			Name: name, Server: on, Ours: !slices.Contains([]string{apart, wrote, queryBounded, fullPlain}, name),
+			Name: name, Server: on, Ours: !slices.Contains([]string{apart, wrote, wroteJoined, queryBounded, fullPlain}, name),
 			open: func(_ context.Context, at addresses, n size) (client, error) {
 				db, err := open(at[on], n)
 				if err != nil {
@@ -80,6 +81,14 @@ func fewConnections(on string) (all []contender) {
 	})
 	add(wrote, openPlain, func(ctx context.Context, db *sql.DB, _ int) error { return write(ctx, db) })
 	add(wroteLocked, unbounded, func(ctx context.Context, db *sql.DB, _ int) error { return write(lockctx.With(ctx, product), db) })
+	severally := func(address string, n size) (*sql.DB, error) {
+		return openBy(dsn(address)+"&multiStatements=true&autocommit=0", n)
+	}
+	add(wroteJoined, severally, func(ctx context.Context, db *sql.DB, _ int) error {
+		_, err := db.ExecContext(ctx, "SELECT name FROM rows_to_lock WHERE name = '"+product+"' FOR UPDATE NOWAIT;"+
+			" UPDATE products SET stock = stock - 1 WHERE id = 1; SELECT ROW_COUNT(); COMMIT")
+		return err
+	})
 	plain := func(address string, n size) (*sql.DB, error) {
 		db, err := openPlain(address, n)
 		if err == nil {

@@ -147,8 +147,11 @@ func otherRivals() []contender {
 	}
 }
 
-func openPlain(address string, n size) (*sql.DB, error) {
-	db, err := sql.Open("mysql", dsn(address))
+func openPlain(address string, n size) (*sql.DB, error) { return openBy(dsn(address), n) }
+
+// openBy opens the plain driver.
+func openBy(dsn string, n size) (*sql.DB, error) {
+	db, err := sql.Open("mysql", dsn)
 	if err == nil {
 		db.SetMaxIdleConns(max(n.Workers, n.Locks))
 	}
