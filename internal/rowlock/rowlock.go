@@ -28,12 +28,12 @@
 // A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the key a moment ago:
 // then the caller waits in the server, in the order of arrival there.
 //
-// The next caller in the queue also waits in the server ([Request.GoesAhead]), once something has run under the lock of the
-// one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in front
-// the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on a
-// budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
+// The next caller in the queue also waits in the server ([Request.GoesAhead]), once something has run under the lock of
+// the one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in
+// front the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on
+// a budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
 // as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away; on MySQL 9.7 1.02 times, but in Do
-// 0.92 times, since a wait costs that server more. If all callers of a process wait in the server, it is slower than with one of them there.)
+// 0.92 times, since a wait costs that server more. All callers of a process in the server are slower than this one.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.
