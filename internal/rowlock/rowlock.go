@@ -33,7 +33,7 @@
 // front the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on
 // a budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
 // as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away; on MySQL 9.7 1.02 times, but in Do
-// 0.92 times, since a wait costs that server more. All callers of a process in the server are slower than this one.)
+// 0.92 times, since a wait costs that server more. With all callers of a process in the server it is slower.)
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.

@@ -349,8 +349,11 @@ func (s *Shop) KillAllBut(id uint64) {
 // Acquire takes a hold, which must not fail.
 func Acquire(t testing.TB, db *sql.DB, key string, opts ...lockctx.Option) *mysqllock.Hold {
 	t.Helper()
-	h, err := mysqllock.Acquire(dbtest.Limited(t), db, key, opts...)
-	dbtest.OK(t, err)
+	var h *mysqllock.Hold
+	dbtest.OK(t, Told(func() (err error) {
+		h, err = mysqllock.Acquire(dbtest.Limited(t), db, key, opts...)
+		return err
+	}))
 	return h
 }
 
