@@ -38,8 +38,8 @@ type lockConn struct {
 
 	// Guarded by Locker.mu.
 	holds map[string]*Grant // by name
-	busy  bool             // the connection is in use
-	err   error            // why no more statements are sent
+	busy  bool              // the connection is in use
+	err   error             // why no more statements are sent
 }
 
 // request asks to acquire a lock, or to release it.
