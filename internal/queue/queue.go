@@ -380,14 +380,15 @@ func (kq *keyQueue) inFront(came time.Time) InFront {
 	return a
 }
 
-// held returns a ticket in front that holds the key, or nil.
-func (kq *keyQueue) held() *Ticket {
+// held returns a ticket in front that holds the key, or nil. Where a caller that went ahead was granted the lock, the
+// ticket before it has ended its transaction, so held returns the last of these.
+func (kq *keyQueue) held() (held *Ticket) {
 	for _, t := range kq.front {
-		if t.holder != nil {
-			return t
+		if t.holder != nil && (held == nil || t.place != nil) {
+			held = t
 		}
 	}
-	return nil
+	return held
 }
 
 // holder returns who has the ticket of held, with how long that has held the key.
@@ -703,9 +704,11 @@ func (t *Ticket) HasNext(giver any) bool {
 }
 
 // nextFor returns the next waiter in the queue if it has called Enter with giver. It returns nil for a ticket of several
-// keys, or of a shared one.
+// keys, or of a shared one. It also does while the ticket before is still in front, for which the ticket's caller went
+// ahead: then the next waiter could not come to the front at once.
 func (t *Ticket) nextFor(giver any) *waiter {
-	if len(t.positions) != 1 || t.positions[0].Key != (Key{Name: t.positions[0].Name}) {
+	oneKey := len(t.positions) == 1 && t.positions[0].Key == Key{Name: t.positions[0].Name}
+	if !oneKey || len(t.positions[0].queue.front) != 1 {
 		return nil
 	}
 	if next := t.positions[0].queue.next(); next != nil && next.giver == giver && !next.called {

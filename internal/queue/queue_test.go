@@ -239,6 +239,13 @@ func TestTheNextWaitsElsewhere(t *testing.T) {
 				if test.granted {
 					ahead.GrantedBy("us", &lockerr.Holder{ConnectionID: 2})
 					ahead.Used()
+					synctest.Wait()
+					if h := q.Holder("k"); h == nil || h.ConnectionID != 2 {
+						t.Errorf("%v has the key while the one before is still there", h)
+					}
+					if ahead.HasNext("us") || ahead.Handoff("us", "the lock") || len(third) > 0 {
+						t.Error("the lock could be handed over to one that is not in front then")
+					}
 					front.Leave()
 				} else {
 					front.Leave()

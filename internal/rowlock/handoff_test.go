@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -287,6 +288,125 @@ func TestTheNextCallerWaitsInTheServerOnMariaDB(t *testing.T) {
 			dbtest.OK(t, free())
 			s.WantStock(1, left)
 			dbtest.Soon(t, name+": the key is free", func() bool { return !s.Locked("k") })
+		}
+	})
+}
+
+// TestALockThatCameEarlyIsHandedToNobody: the next caller has waited in the server, and has the key while the one before is still in the
+// queue, whose session was killed. The third caller gives up in that moment. Nothing stays locked, and no session is in use.
+func TestALockThatCameEarlyIsHandedToNobody(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		cfg := s.Config()
+		cfg.InterpolateParams = true
+		db := s.OpenDB(mysqllock.NewConnector(cfg, mysqllock.Config{LockMaxConns: 3}))
+		hold := stock.Acquire(t, db, "k")
+		var first, second int
+		dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&first))
+		dbtest.OK(t, sell(hold.Context(), db, 10))
+		inside, goOn := make(chan bool, 1), make(chan bool)
+		sold := dbtest.Go(func() error {
+			ctx, cancel := context.WithCancel(dbtest.Limited(t))
+			defer cancel()
+			ctx = lockctx.With(ctx, "k")
+			n, err := stock.Read(ctx, db, 1) // goes out with the lock, so that it waits in the server on MySQL, too
+			if err == nil {
+				err = db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&second)
+			}
+			inside <- true
+			<-goOn
+			if err != nil {
+				return err
+			}
+			return sell(ctx, db, n)
+		})
+		dbtest.Soon(t, "the second waits in the server", func() bool { return s.Waiters() == 1 })
+		leaving, leave := context.WithCancel(dbtest.Limited(t))
+		third := dbtest.Go(func() error {
+			return mysqllock.Do(leaving, db, "k", func(ctx context.Context) error {
+				n, err := stock.Read(ctx, db, 1)
+				return errors.Join(err, sell(ctx, db, n))
+			}, lockctx.Wait(time.Minute))
+		})
+		awaitQueue(t, db, 2)
+		dbtest.Exec(t, s.Plain, fmt.Sprint("KILL CONNECTION ", first))
+		<-inside
+		var refused *mysqllock.Error
+		err := mysqllock.Do(dbtest.Limited(t), db, "k", func(context.Context) error { return nil }, lockctx.NoWait())
+		if !errors.As(err, &refused) || refused.Holder == nil || refused.Holder.ConnectionID != uint64(second) {
+			t.Errorf("connection %d has the key: %v", second, err)
+		}
+		close(goOn)
+		dbtest.OK(t, <-sold)
+		leave()
+		if err := <-third; !errors.Is(err, context.Canceled) && err != nil {
+			t.Errorf("the third: %v", err)
+		}
+		dbtest.Is(t, "the first", hold.Release(), mysqllock.ErrLost)
+		dbtest.Soon(t, "the key is free", func() bool { return !s.Locked("k") })
+		dbtest.Soon(t, "no session is in use", func() bool {
+			st, err := mysqllock.Stats(db)
+			return err == nil && st.InUse == 0
+		})
+	})
+}
+
+// TestNothingStaysWhereAnswersAreLate: COMMIT is answered late, so that those who wait in the server have the key before the ones in front
+// of them have left, and waits and contexts end all the time. What was told to be sold is, and nothing stays locked or in use.
+func TestNothingStaysWhereAnswersAreLate(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 1000000 WHERE id = 1")
+		db, proxy := s.Proxied(mysqllock.Config{LockMaxConns: 3})
+		dbtest.OK(t, stock.Told(func() error {
+			return mysqllock.Do(dbtest.Limited(t), db, "hot", func(context.Context) error { return nil })
+		}))
+		proxy.HoldUp("COMMIT", 60*time.Millisecond)
+		var told, unknown, inside atomic.Int64
+		var all sync.WaitGroup
+		for over, i := time.Now().Add(4*time.Second), 0; i < 8; i++ {
+			all.Go(func() {
+				for n := 0; time.Now().Before(over); n++ {
+					ctx, cancel := dbtest.Limited(t), func() {}
+					if rand.N(3) == 0 {
+						ctx, cancel = context.WithTimeout(ctx, rand.N(150*time.Millisecond))
+					}
+					key := "hot"
+					if n%8 == 7 {
+						key = fmt.Sprint("cold", i%3)
+					}
+					wrote := false
+					err := mysqllock.Do(ctx, db, key, func(ctx context.Context) error {
+						n, err := stock.Read(ctx, db, 2)
+						if key != "hot" || err != nil {
+							return err
+						}
+						if inside.Add(1) != 1 {
+							t.Error("two have the key")
+						}
+						defer inside.Add(-1)
+						if n, err = stock.Read(ctx, db, 1); err == nil {
+							wrote, err = true, sell(ctx, db, n)
+						}
+						return err
+					}, lockctx.Wait(20*time.Millisecond+rand.N(200*time.Millisecond)))
+					cancel()
+					switch {
+					case wrote && err == nil:
+						told.Add(1)
+					case wrote:
+						unknown.Add(1)
+					}
+				}
+			})
+		}
+		all.Wait()
+		proxy.Mend()
+		dbtest.Soon(t, "no key is locked", func() bool { return !s.Locked("hot") && !s.Locked("cold0") })
+		dbtest.Soon(t, "no session is in use", func() bool {
+			st, err := mysqllock.Stats(db)
+			return err == nil && st.InUse == 0
+		})
+		if sold := int64(1000000 - s.Stock(1)); sold < told.Load() || sold > told.Load()+unknown.Load() || sold == 0 {
+			t.Errorf("%d were sold, %d told so, and of %d it is not known", sold, told.Load(), unknown.Load())
 		}
 	})
 }
