@@ -365,8 +365,8 @@ func TestNothingStaysWhereAnswersAreLate(t *testing.T) {
 		for over, i := time.Now().Add(4*time.Second), 0; i < 8; i++ {
 			all.Go(func() {
 				for n := 0; time.Now().Before(over); n++ {
-					ctx, cancel := dbtest.Limited(t), func() {}
-					if rand.N(3) == 0 {
+					ctx, cancel, stays := dbtest.Limited(t), func() {}, rand.N(3) > 0
+					if !stays { // its lock is given back when its context ends, whatever the function does then
 						ctx, cancel = context.WithTimeout(ctx, rand.N(150*time.Millisecond))
 					}
 					key := "hot"
@@ -378,10 +378,12 @@ func TestNothingStaysWhereAnswersAreLate(t *testing.T) {
 						if key != "hot" {
 							return dbtest.Err(stock.Read(ctx, db, 2))
 						}
-						if inside.Add(1) != 1 {
-							t.Error("two have the key")
+						if stays {
+							if inside.Add(1) != 1 {
+								t.Error("two have the key")
+							}
+							defer inside.Add(-1)
 						}
-						defer inside.Add(-1)
 						n, err := stock.Read(ctx, db, 1)
 						if err == nil {
 							wrote, err = true, sell(ctx, db, n)
