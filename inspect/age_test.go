@@ -173,8 +173,9 @@ func TestARenewalMakesTheAgeOfALeaseKnown(t *testing.T) {
 			l = find(look(t, i, "k"), "", "k")
 			return l != nil
 		})
-		if l.Lapsed == nil || l.Lapsed.Program != "holder" || value(l.Lapsed.Renewed) < ttl || value(l.Lapsed.TTL) != ttl || len(l.Holders.List) > 0 {
-			t.Errorf("run out: %+v", l)
+		// Ages are of the beginning of a look, and that the lease is over is of when its row was read, a moment later.
+		if l.Lapsed == nil || l.Lapsed.Program != "holder" || value(l.Lapsed.Renewed) < ttl*9/10 || value(l.Lapsed.TTL) != ttl || len(l.Holders.List) > 0 {
+			t.Errorf("run out: %+v, %+v", l, l.Lapsed)
 		}
 		thaw()
 		dbtest.Soon(t, "it is lost", func() bool { return s.acquire(db, "k", lockctx.Lease(ttl)).Release() == nil })
