@@ -712,10 +712,13 @@ func TestALostSessionIsNotHandedOver(t *testing.T) {
 				dbtest.OK(t, db.QueryRowContext(hold.Context(), "SELECT CONNECTION_ID()").Scan(&id))
 				dbtest.ExecIn(t, hold.Context(), db, "UPDATE p SET stock = 0")
 			}
-			var next int
+			var next atomic.Int64 // which may have the key before the first one knows
 			done := enqueue(t, db, "k", 1, func(ctx context.Context, _ int) error {
 				s.WantLocked("k", true)
-				return db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&next)
+				var own int64
+				err := db.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&own)
+				next.Store(own)
+				return err
 			})
 			if !writes { // nothing has run in it
 				_, err := mysqllock.Acquire(dbtest.Limited(t), db, "k", lockctx.NoWait())
@@ -726,10 +729,10 @@ func TestALostSessionIsNotHandedOver(t *testing.T) {
 				id = int(e.Holder.ConnectionID)
 			}
 			dbtest.Exec(t, s.Plain, fmt.Sprintf("KILL %d", id))
-			dbtest.Soon(t, "it is gone", func() bool { return !s.Locked("k") || next != 0 })
+			dbtest.Soon(t, "it is gone", func() bool { return !s.Locked("k") || next.Load() != 0 })
 			stock.WantLost(t, "Release", hold.Release())
 			dbtest.OK(t, done()[0])
-			if next == id {
+			if next.Load() == int64(id) {
 				t.Error("the next caller has the session that was killed")
 			}
 			s.WantStock(1, 10)
