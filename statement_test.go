@@ -528,7 +528,7 @@ func TestHowNothingIsLockedIsTold(t *testing.T) {
 func TestAStatementKilledAtItsCommitHasNotCommitted(t *testing.T) {
 	dbtest.OnOwnServers(t, newScratch, func(t *testing.T, s *scratch) { // which stand still meanwhile
 		db, tap := s.tapped(mysqllock.Config{MaxConns: 20}) // else the next caller waits in MariaDB, and FLUSH TABLES for that
-		admin, err := s.plain.Conn(dbtest.Limited(t)) // for the lock that it keeps, in turns
+		admin, err := s.plain.Conn(dbtest.Limited(t))       // for the lock that it keeps, in turns
 		dbtest.OK(t, err)
 		defer admin.Close()
 		ask := func(text string) (n int) {
