@@ -12,12 +12,7 @@ import (
 // error without a number of the server's, nobody knows which statements behind the answered ones have run, and the connection is of
 // no more use. The caller has the turn.
 func (c *Conn) Send(ctx context.Context, texts ...string) (answers [][][]string, err error) {
-	return c.sendAs(ctx, len(texts) > 1 && c.Packs(), texts)
-}
-
-// sendAs is Send as one text, or one by one.
-func (c *Conn) sendAs(ctx context.Context, packet bool, texts []string) (answers [][][]string, err error) {
-	if !packet {
+	if len(texts) < 2 || !c.Packs() {
 		return server.SendSingly(ctx, c.Conn, texts...)
 	}
 	answers, err = server.SendPacket(ctx, c.Conn, texts...)

@@ -126,9 +126,8 @@ func (t *Txn) CommitWith(ctx context.Context, limit time.Duration, before, after
 	}()
 	if t.tx == nil {
 		texts := append(append(append(make([]string, 0, len(before)+1+len(after)), before...), "COMMIT"), after...)
-		packet := len(texts) > 1 && t.c.Packs()
-		answers, err := t.c.sendAs(ctx, packet, texts)
-		return len(answers), packet || len(answers) >= len(before), err
+		answers, err := t.c.Send(ctx, texts...)
+		return len(answers), t.c.Packs() || len(answers) >= len(before), err
 	}
 	answers, err := server.SendSingly(ctx, t.c.Conn, before...)
 	if err != nil {
