@@ -52,7 +52,8 @@
 // leads, but on TiDB those of all nodes. Leases are those of the whole cluster.
 //
 // A snapshot is read by a few statements, one after the other, within some milliseconds.
-// A caller that is granted a lock meanwhile can show up as its holder and its waiter.
+// A caller that is granted a lock meanwhile can show up as its holder and its waiter, and one that asks
+// again, on another connection, as two waiters.
 // MariaDB shows row locks by a copy, which it renews only when nobody has read it for 100 ms: a
 // program that asks more often, or two that ask by turns, see an older state.
 //

@@ -140,6 +140,7 @@ type scene struct {
 	first, last    map[string]time.Time // when each began to wait, at the earliest and at the latest
 	ended          <-chan string        // what the waiter says in the end
 	seen           map[string]int       // how often each tool has shown who waits for each key
+	twice          map[string]int       // and shown that one waits twice
 	longest        map[string]time.Duration
 }
 
@@ -195,7 +196,7 @@ func (s *scratch) scene(t *testing.T) *scene {
 	owner := func(pid string) string { return host + ":" + pid + ":" }
 	sc := &scene{
 		holder: owner(holder.Line()), first: make(map[string]time.Time), last: make(map[string]time.Time),
-		seen: make(map[string]int), longest: make(map[string]time.Duration),
+		seen: make(map[string]int), twice: make(map[string]int), longest: make(map[string]time.Duration),
 	}
 	if got := holder.Line(); got != "holds" {
 		t.Fatal(got)
@@ -251,11 +252,15 @@ func (sc *scene) look(tool string, says func() map[string]told) {
 				sc.T.Errorf("%s: %s waits for %s, and it says that %s does", tool, sc.waiter, key, who)
 			}
 		}
-		// The recorder may meet who waits for the row of a lease on the way from the lease to the row.
-		if len(is.waiters) > 1 && (tool != "history" || key != "row of a lease") {
-			sc.T.Errorf("%s: one waits for %s, and it says %d", tool, key, len(is.waiters))
-		}
 		what := tool + ", " + key
+		// A snapshot is not of one moment: who asks again meanwhile, which is rare, is seen twice. The recorder may
+		// meet who waits for the row of a lease on the way from the lease to the row.
+		if len(is.waiters) > 1 && (tool != "history" || key != "row of a lease") {
+			sc.T.Logf("%s: one waits for %s, and it says %d", tool, key, len(is.waiters))
+			if sc.twice[what]++; sc.twice[what] > 1 {
+				sc.T.Errorf("%s: one waits for %s, and it says %d, for the second time", tool, key, len(is.waiters))
+			}
+		}
 		if len(is.waiters) > 0 {
 			sc.seen[what]++
 		}
