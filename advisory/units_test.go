@@ -289,8 +289,8 @@ func TestALockIsKeptWhileACommitUnderItIsUnknown(t *testing.T) {
 // lock is interrupted, or the connection breaks in place of its answer. Others get the lock only once that cannot
 // change any more.
 func TestADisturbedCommitIsCalledASuccessOnlyIfItIsOne(t *testing.T) {
-	form := server.FixedForm()
-	t.Cleanup(func() { server.FixForm(form) })
+	before := server.OneByOne()
+	t.Cleanup(func() { server.SetOneByOne(before) })
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var tap dbtest.Tap
 		cfg := s.Config()
@@ -300,10 +300,10 @@ func TestADisturbedCommitIsCalledASuccessOnlyIfItIsOne(t *testing.T) {
 		db := sql.OpenDB(connector)
 		defer db.Close()
 		under := func() context.Context { return lockctx.With(dbtest.Limited(t), "k") }
-		for _, form := range []server.Form{server.Packet, server.Single} {
+		for _, oneByOne := range []bool{false, true} {
 			for _, at := range []string{takes, "COMMIT", "SELECT " + server.Untimed + "RELEASE_LOCK"} {
 				for _, fault := range []dbtest.Fault{{Answer: dbtest.Interrupted}, {Lost: true}} {
-					server.FixForm(form) // tests of the other server may fix another one
+					server.SetOneByOne(oneByOne) // tests of the other server may set it, too
 					tx := dbtest.Begin(t, under(), db)
 					dbtest.Exec(t, tx, sell)
 					fault.At = func(text string) bool { return strings.HasPrefix(text, at) }

@@ -23,7 +23,7 @@ func (c *Conn) Send(ctx context.Context, texts ...string) (answers [][][]string,
 }
 
 // Packs reports whether Send sends several statements as one text.
-func (c *Conn) Packs() bool { return c.several && server.FixedForm() == server.Packet }
+func (c *Conn) Packs() bool { return c.several && !server.OneByOne() }
 
 // Splits reports whether the server runs a caller's text with a semicolon as several statements, although the DSN does not ask for that.
 func (c *Conn) Splits() bool { return c.pool != nil && c.pool.cfg.Splits }

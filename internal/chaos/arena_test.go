@@ -21,7 +21,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/lockname"
-	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
@@ -157,7 +156,7 @@ func (a *arena) employ(names []string, all ...orders) {
 		proxy := dbtest.StartProxy(a.t, a.addr(a.nodeOf(i)))
 		o.Name, o.Jobs, o.Seed = fmt.Sprint("client", i), names, seed+uint64(i)
 		o.DSN = fmt.Sprintf("%s@tcp(%s)/%s?interpolateParams=%v", user, proxy.Addr(), a.database, i%2 == 0)
-		o.Form = []server.Form{server.Packet, server.Packet, server.Packet, server.Single}[i%4] // with interpolateParams the callers' statements go out with ours
+		o.OneByOne = i%4 == 3 // with interpolateParams the callers' statements go out with ours
 		p := &process{proxy: proxy, orders: o}
 		a.processes = append(a.processes, p)
 		a.t.Cleanup(p.kill) // before its proxy is closed

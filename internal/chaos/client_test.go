@@ -44,7 +44,7 @@ type orders struct {
 	MaxConns int
 	Params   string // of each job's handle, more of them
 	Seed     uint64
-	Form     server.Form // of what goes out together
+	OneByOne bool // the driver's own statements, which go in one text otherwise
 
 	// For load, where zero values are those of chaos.
 	Keys   int           // of each job
@@ -78,7 +78,7 @@ func runClient(text string) error {
 	if err := json.Unmarshal([]byte(text), &c.orders); err != nil {
 		return err
 	}
-	server.FixForm(c.Form)
+	server.SetOneByOne(c.OneByOne)
 	c.Limit, c.Pause, c.TTL = cmp.Or(c.Limit, limit), cmp.Or(c.Pause, 40*time.Millisecond), cmp.Or(c.TTL, ttl)
 	c.GiveUp, c.Wait = cmp.Or(c.GiveUp, 30), cmp.Or(c.Wait, 2*time.Second)
 	jobs := jobsOf(c.TTL)

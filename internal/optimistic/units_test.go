@@ -1058,12 +1058,12 @@ func TestADisturbedCommitIsCalledAConflictOnlyIfItIsOne(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		db, tap := s.Tapped(mysqllock.Config{})
 		other := s.Handle()
-		defer server.FixForm(server.Packet)
-		for _, form := range []server.Form{server.Packet, server.Single} {
+		defer server.SetOneByOne(false)
+		for _, oneByOne := range []bool{false, true} {
 			for _, at := range []string{"INSERT /*+ SET_VAR", "SELECT " + server.Untimed + "IF(ROW_COUNT()", "COMMIT"} {
 				for _, fault := range []dbtest.Fault{{Answer: dbtest.Interrupted}, {Lost: true}} {
 					for _, raced := range []bool{false, true} {
-						server.FixForm(form) // tests of the other server may fix another one
+						server.SetOneByOne(oneByOne) // tests of the other server may set it, too
 						dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10 WHERE id = 1")
 						tx := dbtest.Begin(t, optimistically(t), db)
 						dbtest.Exec(t, tx, "UPDATE p SET stock = stock - 1 WHERE id = 1")
@@ -1086,9 +1086,9 @@ func TestADisturbedCommitIsCalledAConflictOnlyIfItIsOne(t *testing.T) {
 						left := dbtest.Column[int](t, s.Plain, "SELECT stock FROM p WHERE id = 1")[0]
 						switch sold := left == 9; {
 						case (err == nil) == hit, sold && err != nil && !fault.Lost, err == nil && !sold:
-							t.Errorf("form %v, %s, lost %v, raced %v: %v, and the stock is %d", form, at, fault.Lost, raced, err, left)
+							t.Errorf("one by one %v, %s, lost %v, raced %v: %v, and the stock is %d", oneByOne, at, fault.Lost, raced, err, left)
 						case err != nil && (!errors.Is(err, mysqllock.ErrLost) || errors.Is(err, mysqllock.ErrConflict)):
-							t.Errorf("form %v, %s, lost %v, raced %v: %v", form, at, fault.Lost, raced, err)
+							t.Errorf("one by one %v, %s, lost %v, raced %v: %v", oneByOne, at, fault.Lost, raced, err)
 						}
 					}
 				}

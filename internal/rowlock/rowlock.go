@@ -696,9 +696,9 @@ func (a *attempt) granted(rows [][]string) error {
 		}
 		if versioned != "0" {
 			a.cfg.Rows.NoteVersioned(key.Name)
-		}
-		if versioned != "0" && !key.Shared {
-			a.locked.Versioned = append(a.locked.Versioned, key.Name)
+			if !key.Shared {
+				a.locked.Versioned = append(a.locked.Versioned, key.Name)
+			}
 		}
 		if owner != "" && found == nil {
 			found = &strategy.Leased{Key: key.Name, Token: token, Owner: owner}

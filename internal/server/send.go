@@ -16,24 +16,16 @@ import (
 	"github.com/mysqllock/mysqllock/internal/purpose"
 )
 
-// Form says how several statements of the driver's own go to a connection that takes them in one text.
-type Form int32
+var oneByOne atomic.Bool
 
-// The forms. They mean the same. One text is quicker, also of two statements, and also on the server's own machine: by 0 to 13 in a
-// hundred in one goroutine that reads and writes a row under a lock, and by 7 to 39 in 16 that want the same row (MySQL 9.7, MariaDB
-// 10.11).
-const (
-	Packet Form = iota // as one text
-	Single             // one after the other: for servers that take no more, and for tests
-)
+// SetOneByOne says whether the driver's own statements go one by one also to connections of this process that take several in a
+// text, where they go in one text otherwise: for tests. Both mean the same. One text is quicker, also of two statements, and also on
+// the server's own machine: by 0 to 13 in a hundred in one goroutine that reads and writes a row under a lock, and by 7 to 39 in 16
+// that want the same row (MySQL 9.7, MariaDB 10.11).
+func SetOneByOne(yes bool) { oneByOne.Store(yes) }
 
-var fixed atomic.Int32
-
-// FixForm has each connection of this process that takes several statements in a text use form: for tests.
-func FixForm(form Form) { fixed.Store(int32(form)) }
-
-// FixedForm is what FixForm was called with last.
-func FixedForm() Form { return Form(fixed.Load()) }
+// OneByOne is what SetOneByOne was called with last.
+func OneByOne() bool { return oneByOne.Load() }
 
 // SendPacket runs texts as one text. The server stops at the first statement that fails, and err is
 // that of the statement. answers has an element for each statement that is known to have come through: its

@@ -83,8 +83,8 @@ const steal = "UPDATE mysqllock SET token = token + 1, owner = NULL WHERE name =
 // TestAHolderOfAStolenLeaseCommitsNothing, whether it can know of it or not: the lease is
 // released by force. Once the fence has found the lease, nobody gets it before the COMMIT.
 func TestAHolderOfAStolenLeaseCommitsNothing(t *testing.T) {
-	is.FixForm(is.Single) // so that there is a moment between the fence and COMMIT
-	t.Cleanup(func() { is.FixForm(is.Packet) })
+	is.SetOneByOne(true) // so that there is a moment between the fence and COMMIT
+	t.Cleanup(func() { is.SetOneByOne(false) })
 	for name, c := range map[string]struct {
 		at   func(text string) bool // when it is stolen
 		lost bool                   // it can be

@@ -265,17 +265,18 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 		k.AwaitEnding(ctx, first.resources)
 	}
 	first.Sessions = o
-	if p.l.Info().CheapWaits {
-		first.GoesAhead = p.l.Spare
-	}
+	readsFirst := false
 	if st := o.with; st != nil && o.joinsLock(st) {
 		alone := st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared
 		switch {
 		case st.Query && !st.Last:
-			first.GoesAhead, first.Behind = p.l.Spare, query(st)
+			readsFirst, first.Behind = true, query(st)
 		case !st.Query && alone:
 			first.Behind = o.alone(st)
 		}
+	}
+	if readsFirst || p.l.Info().CheapWaits {
+		first.GoesAhead = p.l.Spare
 	}
 	ctx, asked := first.seen.Within(ctx)
 	defer asked()
