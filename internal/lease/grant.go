@@ -334,6 +334,13 @@ func (g *Grant) mayBeHandedOver() bool {
 
 // handoff is a lease on its way from one caller to the next. The server tells the next caller whether the giver still
 // had the lease.
+//
+// With tokens reserved in ranges a handoff would need no statement, and no commit. But a release promises to fail if the
+// lease was lost, for example taken away by force, and only the server knows that. So each release would wait for a
+// question of its own to the server; releases at the same time could share a question. The last release of a range
+// would wait for the answers to all others, or the next grant of the key would look like a loss to them. That is more
+// work than a statement for each handoff. And if somebody took the lease away in the middle of a range, a caller whose
+// clock says that the lease lasts would hand it on, and no holder would notice the loss before its fence.
 type handoff struct {
 	giver *Grant
 	told  chan error

@@ -16,6 +16,14 @@ import (
 
 // lockConn is a lock connection. It runs the statements of many leases, one after the other, and has their wake-up locks,
 // which only the same connection can release. It stays out of the pool as long as it has a wake-up lock.
+//
+// Package advisory has lock connections of another kind. There the named lock is the lock, so each statement is checked,
+// none ever waits, and a holder that loses its connection loses its lock. In this package any statement has its turn, a
+// lost connection costs waiters a quarter of a second, and a connection without a wake-up lock goes back to the pool at
+// once. Both packages gather requests by package batch, poll at the pace of package strategy, and begin a wait as
+// package server does. One kind of lock connection for both would have to be told who opens it, how long it stays
+// without a lock, whether a caller waits for its turn or joins a batch, how many locks it has, what pings it, and by
+// which clock it is lost.
 type lockConn struct {
 	c        *pool.Conn
 	waits    bool                  // the connection is a waiter's own, on which the waiter may block; guarded by the turn

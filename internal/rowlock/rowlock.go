@@ -31,9 +31,7 @@
 // The next caller in the queue also waits in the server ([Request.GoesAhead]), once something has run under the lock of
 // the one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in
 // front the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on
-// a budget, or half of them are in use. (64 goroutines that read and write a row in BeginTx sell 1.18 times as much by it
-// as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away; on MySQL 9.7 1.02 times, but in Do
-// 0.92 times, since a wait costs that server more. With all callers of a process in the server it is slower.)
+// a budget, or half of them are in use. For figures see [server.Flavour].
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.

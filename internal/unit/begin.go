@@ -139,7 +139,7 @@ func (o *opener) giveBack() {
 // the transaction; and for a version, if the transaction would lock what it reads.
 func (o *opener) lender() *strategy.Lender {
 	p := o.p
-	moreLocks := len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants) > 0
+	moreLocks := len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants.list) > 0
 	switch {
 	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.handle.ByCalls():
 		return nil
@@ -192,7 +192,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 			return nil, handle.Yielded(err)
 		}
 	}
-	if len(o.grants) > 0 {
+	if len(o.grants.list) > 0 {
 		if err := u.verify(ctx); err != nil {
 			_ = u.finish(false)
 			return nil, err
@@ -293,7 +293,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 
 // joinsLock reports whether st may go out in one text with the lock statement: it runs under one lock alone.
 func (o *opener) joinsLock(st *statement.Statement) bool {
-	oneLock := len(o.p.requests) == 1 && len(o.grants) == 0
+	oneLock := len(o.p.requests) == 1 && len(o.grants.list) == 0
 	return oneLock && joins(st, o.p.l.Info())
 }
 

@@ -23,10 +23,10 @@ func (cs *ctxState) check(h *hint.Hint) error {
 	if cs.unit != nil && len(cs.unit.outer) > 0 {
 		cs.unit.outlivesHold()
 	}
-	if cs.until != nil {
+	if cs.grants.until != nil {
 		cs.inTime()
 	}
-	for _, g := range cs.grants {
+	for _, g := range cs.grants.list {
 		if err := g.overError("statement"); err != nil {
 			cs.fail(err)
 			return err
@@ -154,7 +154,7 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		for _, row := range u.rows {
 			add(row.Resource)
 		}
-		for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
+		for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
 			add(g.Resource)
 		}
 	}
@@ -182,7 +182,7 @@ func (cs *ctxState) lost(g *grant) {
 	cs.handle.Doubt()
 	_ = cs.take(context.Background())
 	defer cs.give()
-	if slices.Contains(cs.grants, g) {
+	if slices.Contains(cs.grants.list, g) {
 		g.lost()
 		cs.fail(g.overError("statement"))
 	}
@@ -190,7 +190,7 @@ func (cs *ctxState) lost(g *grant) {
 
 // fail ends the unit of work after the loss of a grant. cause is the error of what comes later.
 func (cs *ctxState) fail(cause error) {
-	if cs.until != nil {
+	if cs.grants.until != nil {
 		cs.failed = cause // what was decided under the grant must not be written without it
 	}
 	if cs.unit != nil {

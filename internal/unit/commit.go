@@ -45,7 +45,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 	how := strategy.Commit{Wrote: u.wrote, Ends: u.endsGrants()}
 	for _, group := range byStrategy(grants) {
 		how := how
-		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants, g) })
+		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants.list, g) })
 		check, err := group.taker.Check(group.context(context.Background()), u.link, group.held, how)
 		if err != nil {
 			e.ended(strategy.Failed)
@@ -70,11 +70,11 @@ func (e *epilogue) add(check strategy.Check, group grantGroup) {
 
 // checked returns the grants that a commit checks.
 func (u *unit) checked() (grants []*grant) {
-	for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
+	for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
 		switch {
 		case g.version() == 0:
 			grants = append(grants, g)
-		case u.wrote && slices.Contains(u.ctxState.grants, g):
+		case u.wrote && slices.Contains(u.ctxState.grants.list, g):
 			u.compared = append(u.compared, g)
 			grants = append(grants, g)
 		}

@@ -16,14 +16,10 @@ type ctxState struct {
 	turn  chan struct{} // holds a token while a statement of the lock context runs
 	asked bool          // a waiting statement was told to try again on another connection; guarded by starvationGuard.mu
 
-	unit    *unit           // the open transaction of the unit of work
-	latest  *unit           // unit, or the last one before it
-	grants  []*grant        // locks and versions outside of the transaction, which the unit of work holds with or without one
-	joined  []*outerHold    // holds that have joined one of grants, and end with the grants
-	owed    string          // what has ended the unit of work while grants stayed for the holds in joined; "" for nothing
-	until   context.Context // the context that bounds what was read under grants; nil for none
-	unwatch func() bool     // ends the watch on until; nil for none
-	failed  error           // why no other unit may begin: a unit was lost behind the caller's back
+	unit   *unit  // the open transaction of the unit of work
+	latest *unit  // unit, or the last one before it
+	grants grants // locks and versions outside of the transaction, which the unit of work holds with or without one
+	failed error  // why no other unit may begin: a unit was lost behind the caller's back
 
 	decision
 	handle  *handle.Handle
@@ -69,44 +65,15 @@ func (cs *ctxState) tryTake() bool {
 
 func (cs *ctxState) give() { <-cs.turn }
 
-// add notes that the unit of work holds g.
-func (cs *ctxState) add(g *grant) {
-	cs.grants = append(cs.grants, g)
-	g.noted = cs.handle.Enter(g.Resource, true)
-	g.tellAll()
-}
-
-// drop gives all grants but the first keep back. If a grant was lost meanwhile, drop needs no error: what
-// the unit of work did after the loss was not committed. u is the unit that ends with the grants; nil
-// for none.
+// drop gives back all grants but the first keep. u is the unit that ends with the grants; nil for none.
 func (cs *ctxState) drop(keep int, u *unit) {
-	if len(cs.grants) == keep {
-		return
-	}
-	for _, g := range cs.grants[keep:] {
-		g.Forget(hint.ToldToken)
-		g.Forget(hint.ToldSlot)
-		_ = g.Release()
+	released := func(g *grant) {
 		if u != nil {
 			u.detach(g) // after the release, since the release wakes waiters
 		}
-		g.noted.Leave()
 	}
-	cs.grants = slices.Clone(cs.grants[:keep])
-	if keep > 0 {
-		return
-	}
-	for _, hold := range cs.joined {
-		hold.cancel(hold.grant.overError("statement"))
-	}
-	cs.joined = nil
-	if cs.owed != "" {
-		cs.outlived(cs.owed)
-		cs.owed = ""
-	}
-	if cs.until = nil; cs.unwatch != nil {
-		cs.unwatch()
-		cs.unwatch = nil
+	if owed := cs.grants.drop(keep, released); owed != "" {
+		cs.outlived(owed)
 	}
 }
 
@@ -115,30 +82,15 @@ func (cs *ctxState) drop(keep int, u *unit) {
 func (cs *ctxState) part(h *outerHold) {
 	_ = cs.take(context.Background())
 	defer cs.give()
-	cs.joined = slices.DeleteFunc(cs.joined, func(other *outerHold) bool { return other == h })
-	if len(cs.joined) == 0 && cs.owed != "" {
+	cs.grants.joined = slices.DeleteFunc(cs.grants.joined, func(other *outerHold) bool { return other == h })
+	if len(cs.grants.joined) == 0 && cs.grants.owed != "" {
 		cs.drop(0, nil)
 	}
 }
 
-// watch gives the grants back when end ends. end is the context that bounds what was read under them.
-//
-// For versions, watch starts nothing, since nobody waits for a version, and the next statement looks at
-// end anyway. Then end does not keep this state of a lock context that nobody uses any more. With an
-// observer watch starts for versions, too: the observer is told when end ends.
+// watch gives the grants back when end ends, the context that bounds what was read under them.
 func (cs *ctxState) watch(end context.Context) {
-	if cs.unwatch != nil || len(cs.grants) == 0 {
-		return
-	}
-	cs.until = end
-	locks := slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.Traits.Excludes })
-	if end.Done() == nil || !locks && cs.handle.Settings.Observe == nil {
-		return
-	}
-	for _, g := range cs.grants {
-		g.noted.Until(end.Done())
-	}
-	cs.unwatch = context.AfterFunc(end, func() {
+	cs.grants.watch(end, cs.handle.Settings.Observe != nil, func() {
 		_ = cs.take(context.Background())
 		defer cs.give()
 		cs.inTime()
@@ -148,11 +100,12 @@ func (cs *ctxState) watch(end context.Context) {
 // inTime gives the grants back if the context has ended that bounds what was read under them. While a
 // transaction is open, they wait for its end.
 func (cs *ctxState) inTime() {
-	if cs.unit == nil && cs.until != nil && cs.until.Err() != nil && len(cs.grants) > 0 {
-		g := cs.grants[0]
-		cs.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: lockerr.With(lockerr.ErrLost, whatEnded(cs.until))}
-		cs.dropSpent()
+	if cs.unit != nil || !cs.grants.over() {
+		return
 	}
+	g, cause := cs.grants.list[0], lockerr.With(lockerr.ErrLost, whatEnded(cs.grants.until))
+	cs.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: cause}
+	cs.dropSpent()
 }
 
 // dropSpent gives the grants back of a unit of work that was lost, or whose context has ended. This

@@ -110,7 +110,7 @@ func (u *unit) sendCommit() error {
 		return nil
 	}
 	err = u.unfinished("commit", err, refused, e)
-	if u.ctxState.until != nil || u.until != nil && u.hold == nil {
+	if u.ctxState.grants.until != nil || u.until != nil && u.hold == nil {
 		u.ctxState.failed = u.cause // what was read under the lock must not decide on what is written without it
 	}
 	return err
@@ -149,7 +149,7 @@ func (u *unit) sendText() error {
 // passes reports whether the session may go to the next caller that wants what the unit has locked: the
 // unit has locked nothing else, and nothing is to be checked before its COMMIT.
 func (u *unit) passes() bool {
-	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants) == 0 && len(u.outer) == 0
+	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants.list) == 0 && len(u.outer) == 0
 }
 
 // passesAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing

@@ -128,7 +128,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		if s.unit != nil {
 			h.ctx, h.ctxState = asked.With(own), s
 			err := h.nest(asked)
-			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants, around)) // nest may have taken the grant
+			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants.list, around)) // nest may have taken the grant
 			return err
 		}
 	}
@@ -137,9 +137,9 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		return nil
 	}
 	if s != nil {
-		if h.grant = keeperOf(h.handle, p, s.grants); h.grant != nil {
+		if h.grant = keeperOf(h.handle, p, s.grants.list); h.grant != nil {
 			h.shape, h.ctxState = holdJoined, s
-			s.joined = append(s.joined, &h.outerHold)
+			s.grants.joined = append(s.grants.joined, &h.outerHold)
 			return nil
 		}
 	}

@@ -100,7 +100,7 @@ func (u *unit) verify(ctx context.Context) error {
 // verify returns lockerr.ErrConflict if c leads to a node that does not show a remembered version yet. The
 // caller has the turn of c.
 func (cs *ctxState) verify(ctx context.Context, c *pool.Conn) error {
-	for _, g := range cs.grants {
+	for _, g := range cs.grants.list {
 		if v, ok := g.held.(strategy.Verified); ok {
 			if err := v.Verify(ctx, c.Conn); err != nil {
 				return err

@@ -33,7 +33,7 @@ func joins(st *statement.Statement, info server.Info) bool {
 // joinsCommit reports whether st can go out in one text with COMMIT: the session takes such texts, the server counts the rows
 // that st changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
-	nothingToAsk := len(u.ctxState.grants)+len(u.outer)+len(u.doubts) == 0 && !u.raises
+	nothingToAsk := len(u.ctxState.grants.list)+len(u.outer)+len(u.doubts) == 0 && !u.raises
 	endsByText := u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() && !u.inside()
 	return st.Last && !st.Query && u.link.Packs() && nothingToAsk && endsByText && joins(st, u.l.Info())
 }

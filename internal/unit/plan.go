@@ -66,7 +66,7 @@ func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 			return nil, err
 		}
 	}
-	p.compares = p.versions || len(cs.grants) > 0 && cs.remembers()
+	p.compares = p.versions || len(cs.grants.list) > 0 && cs.remembers()
 	return p, nil
 }
 
@@ -84,7 +84,7 @@ func (cs *ctxState) mixed(resources []strategy.Resource) error {
 	for i := range resources {
 		note(&resources[i])
 	}
-	for _, g := range cs.grants {
+	for _, g := range cs.grants.list {
 		note(&g.Resource)
 	}
 	if cs.unit != nil {
@@ -190,15 +190,15 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 // has reports whether the lock that p asks for is held, by the unit of work or by a hold around.
 func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
-	i := slices.IndexFunc(cs.grants, keeps)
-	if !p.Traits.Excludes && (i < 0 || cs.grants[i].LockContext != p.LockContext) {
+	i := slices.IndexFunc(cs.grants.list, keeps)
+	if !p.Traits.Excludes && (i < 0 || cs.grants.list[i].LockContext != p.LockContext) {
 		// The lock context may have remembered a version elsewhere before, whatever is held here.
 		if err := cs.handle.Taken(p.LockContext, false, p); err != nil {
 			return false, err
 		}
 	}
 	if i >= 0 {
-		return true, cs.grants[i].join(p)
+		return true, cs.grants.list[i].join(p)
 	}
 	if i := slices.IndexFunc(around, keeps); i >= 0 {
 		if !p.Traits.Excludes {
@@ -228,7 +228,7 @@ func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
 
 // remembers reports whether the unit of work keeps versions, which its commit compares.
 func (cs *ctxState) remembers() bool {
-	return slices.ContainsFunc(cs.grants, func(g *grant) bool { return g.version() != 0 })
+	return slices.ContainsFunc(cs.grants.list, func(g *grant) bool { return g.version() != 0 })
 }
 
 // caller returns the caller that asks for a lock in cs; cs is nil outside of any lock context. pooled: the
@@ -252,7 +252,7 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 		grants = outerGrants(h) // of other handles, too
 	}
 	if cs != nil {
-		grants = slices.Concat(grants, cs.grants)
+		grants = slices.Concat(grants, cs.grants.list)
 		if cs.unit != nil {
 			for _, row := range cs.unit.rows {
 				resources = append(resources, row.Resource)
@@ -289,5 +289,5 @@ func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool)
 
 // holds reports whether a caller with h in cs holds something.
 func (cs *ctxState) holds(h *hint.Hint) bool {
-	return cs.unit != nil || len(cs.grants) > 0 || len(h.Holds) > 0
+	return cs.unit != nil || len(cs.grants.list) > 0 || len(h.Holds) > 0
 }

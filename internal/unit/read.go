@@ -70,7 +70,7 @@ func (c *Conn) runRead(
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(s.handle, st, len(s.grants) > 0)
+	s.hasRead(s.handle, st, len(s.grants.list) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
@@ -176,7 +176,7 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	if err := c.misses(st.Op(), h, st, anew); err != nil {
 		return nil, nil, err
 	}
-	goesOn := len(s.grants) > 0
+	goesOn := len(s.grants.list) > 0
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err

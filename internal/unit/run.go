@@ -244,11 +244,11 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	case u.inside():
 		if st.Info.Tables {
 			u.fresh = true
-			for _, g := range u.ctxState.grants {
+			for _, g := range u.ctxState.grants.list {
 				g.noted.Read()
 			}
 		}
-	case u.ctxState.hasRead(u.ctxState.handle, st, len(u.rows) > 0 || len(u.ctxState.grants) > 0):
+	case u.ctxState.hasRead(u.ctxState.handle, st, len(u.rows) > 0 || len(u.ctxState.grants.list) > 0):
 		u.relied = u.relied || len(u.rows) > 0
 	}
 	noteHolds(st)
@@ -275,7 +275,7 @@ func (u *unit) changes(st *statement.Statement) {
 
 // commits returns why a statement that commits is refused.
 func (u *unit) commits() error {
-	if len(u.rows) == 0 && len(u.ctxState.grants) == 0 && len(u.outer) > 0 {
+	if len(u.rows) == 0 && len(u.ctxState.grants.list) == 0 && len(u.outer) > 0 {
 		return errUnchecked
 	}
 	return errCommits
@@ -337,7 +337,7 @@ func (u *unit) overtaken(ctx context.Context, err error) error {
 	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
 	}
-	for _, g := range u.ctxState.grants {
+	for _, g := range u.ctxState.grants.list {
 		if v, ok := g.held.(strategy.Versioned); ok {
 			if moved, _ := v.Moved(ctx); moved {
 				return lockerr.With(lockerr.ErrConflict, err)

@@ -9,7 +9,7 @@ import (
 // takeGrants takes the grants of p for the unit of work, all or none. undo gives them back, if the
 // caller's next step fails. lender lends the connection on which the caller goes on; nil for none.
 func (cs *ctxState) takeGrants(ctx context.Context, p *plan, lender *strategy.Lender) (undo func(), err error) {
-	before := len(cs.grants)
+	before := len(cs.grants.list)
 	undo = func() { cs.drop(before, nil) }
 	if p.wait.Left() == 0 {
 		cs.handle.AwaitEnding(ctx, p.outside)
@@ -45,7 +45,7 @@ func (cs *ctxState) takeLock(ctx context.Context, p *plan, resource strategy.Res
 	if err != nil {
 		return err
 	}
-	cs.add(taken)
+	cs.grants.add(taken)
 	return nil
 }
 
@@ -66,7 +66,7 @@ func (cs *ctxState) remember(ctx context.Context, p *plan, resources []strategy.
 	for i, v := range held {
 		g := newGrant(cs.handle, resources[i], taker, v)
 		g.seen, seen = seen, nil
-		cs.add(g)
+		cs.grants.add(g)
 	}
 	return nil
 }

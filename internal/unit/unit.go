@@ -18,7 +18,8 @@
 //	ctxstate.go                               what a handle remembers of a lock context
 //	appconn.go                                what the driver knows of a connection of the application
 //	savepoint.go                              savepoints in SQL text
-//	outer.go, grant.go, decision.go           holds around, grants, and what was read under them
+//	outer.go, grants.go                       holds around, and the grants of a unit of work
+//	grant.go, decision.go                     a grant, and what was read under grants
 package unit
 
 import (
@@ -293,8 +294,8 @@ func (u *unit) lose(cause error, gone bool) {
 	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
 		u.breakLink()
 	}
-	u.detach(u.ctxState.grants...)
-	for _, g := range u.ctxState.grants {
+	u.detach(u.ctxState.grants.list...)
+	for _, g := range u.ctxState.grants.list {
 		if g.Err() != nil { // the grant was kept on the connection
 			g.ended(u.loss())
 		}
@@ -303,7 +304,7 @@ func (u *unit) lose(cause error, gone bool) {
 	u.cancelHolds()
 	// Outside of a transaction, the application would not hear of the loss otherwise.
 	noTransaction := u.until != nil && len(u.stack) == 0 && !u.keep
-	conflictAfterReads := conflict && (u.until != nil || u.ctxState.until != nil)
+	conflictAfterReads := conflict && (u.until != nil || u.ctxState.grants.until != nil)
 	if u.hold == nil && (noTransaction || conflictAfterReads) {
 		u.ctxState.failed = u.cause // what was decided in the unit must not be written without its lock
 	}
@@ -388,13 +389,13 @@ func (u *unit) end() {
 		u.stop()
 		u.l.Forget(u)
 	}
-	grants := u.ctxState.grants
+	grants := u.ctxState.grants.list
 	if u.ctxState.unit == u {
 		u.ctxState.unit = nil
 		switch {
 		case u.keep:
-		case len(u.ctxState.joined) > 0:
-			u.ctxState.owed = u.endedBy()
+		case len(u.ctxState.grants.joined) > 0:
+			u.ctxState.grants.owed = u.endedBy()
 		default: // see endsGrants
 			u.ctxState.drop(0, u)
 			if u.ctxState.readStands {
@@ -410,7 +411,7 @@ func (u *unit) end() {
 
 // endsGrants reports whether the grants of the unit of work end with the unit.
 func (u *unit) endsGrants() bool {
-	return u.ctxState.unit == u && !u.keep && len(u.ctxState.joined) == 0
+	return u.ctxState.unit == u && !u.keep && len(u.ctxState.grants.joined) == 0
 }
 
 // endedBy returns what has ended the unit, as errors say it.
@@ -472,7 +473,7 @@ func (u *unit) error(op string, err error) error {
 	for _, r := range u.rows {
 		keys = append(keys, r.Key)
 	}
-	for _, g := range slices.Concat(u.ctxState.grants, u.outer) {
+	for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
 		if len(keys) == 0 {
 			strategy = g.Strategy
 		}
@@ -492,7 +493,7 @@ func (u *unit) endsWith(ctx context.Context) {
 	for _, r := range u.rows {
 		r.Until(u.ends)
 	}
-	for _, g := range u.ctxState.grants {
+	for _, g := range u.ctxState.grants.list {
 		g.noted.Until(u.ends)
 	}
 }
