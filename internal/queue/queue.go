@@ -348,7 +348,7 @@ func (kq *keyQueue) admits(e Key) bool {
 const grace = time.Second
 
 // untold returns a channel that is closed when the callers in front know that somebody has the key; nil if they know
-// already, as ahead says it for came.
+// already, as inFront says it for came.
 func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -370,7 +370,7 @@ func (kq *keyQueue) tell() {
 	}
 }
 
-// ahead returns what the callers in front know, for a waiter that has come at came.
+// inFront returns what the callers in front know, for a waiter that has come at came.
 func (kq *keyQueue) inFront(came time.Time) InFront {
 	a := InFront{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {

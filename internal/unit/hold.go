@@ -32,7 +32,14 @@ type Hold struct {
 	lapsed *time.Timer // gives the grant back after a TTL; nil while Acquire's context goes on
 }
 
-// holdShape is what keeps the lock of a Hold. End ends that:
+// holdShape is what keeps the lock of a Hold, and so what End does:
+//
+//	shape       what keeps the lock                              End
+//	holdUnit    a unit of work, begun for the hold               commits or rolls back
+//	holdNested  the unit of work that was open in the context    releases a savepoint, or goes back to it
+//	holdGrant   a grant of its own                               gives the grant back
+//	holdJoined  a grant that the context's unit of work has had  leaves it to that, or gives it back: see ctxState.part
+//	holdInside  a grant of a hold around                         leaves it to that hold
 type holdShape int
 
 const (

@@ -5,7 +5,7 @@
 //
 //	stmt.go, hold.go                          what database/sql and Acquire call
 //	exec.go, route.go                         a statement, and which way it goes
-//	read.go, here.go                          how the statement goes that way
+//	read.go, here.go                          a statement outside of transactions, under a lock, and without one
 //	tx.go                                     transactions of the caller
 //	begin.go                                  a unit begins, on a session
 //	conn.go, use.go, unconnected.go           a connection of the application, a use of it, and a call that gets none
