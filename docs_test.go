@@ -645,7 +645,6 @@ var elsewhere = map[string]*regexp.Regexp{
 	"crowd":   regexp.MustCompile(`^CHANGELOG`),
 	"rival":   regexp.MustCompile(`^bench/`), // a product to compare with
 	"rivals":  regexp.MustCompile(`^(bench/|docs/performance|Makefile)`),
-	"carrier": regexp.MustCompile(`^(advisory/name\.go|docs/architecture\.md)`),  // a name on the server
 	"wish":    regexp.MustCompile(`^(internal/lockname/|docs/architecture\.md)`), // a name on the server
 	"ground":  regexp.MustCompile(`^inspect/web/`),                               // of a page
 	"site":    regexp.MustCompile(`^(inspect/web|mysqllockvet)/|^docs_test\.go`), // of the web; of a call

@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"time"
 
-	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/internal/pool"
 )
 
 // PoolStats counts the connections that a handle has, by what they are for, and who

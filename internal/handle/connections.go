@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Apps returns the pool of connections for statements of the application. Only a handle with a budget has it.

@@ -31,8 +31,8 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Settings are the settings of a database handle, checked and completed: see mysqllock.Config.

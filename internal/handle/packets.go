@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // packets knows which servers take several statements in a text, of those that the handle has met.

@@ -7,10 +7,10 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/strategy"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // askBound is how long the question may take who holds a lock.

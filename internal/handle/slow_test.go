@@ -6,9 +6,9 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // TestACallerIsNotBlamedForItsOwnWait: whoever is asked for the holder may answer when the

@@ -25,10 +25,10 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/batch"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // background bounds work that must be done although its caller is gone.

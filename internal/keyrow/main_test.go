@@ -8,10 +8,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // The tests run against every server that is found on this machine.

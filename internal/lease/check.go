@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Check has a guard for each lease. A guard locks the row until the transaction ends, so that no other caller can be

@@ -8,10 +8,10 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/batch"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // lockConn is a lock connection. It runs the statements of many leases, one after the other, and has their wake-up locks,

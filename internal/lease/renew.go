@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/purpose"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // schedule sets when to renew a lease that the server keeps for ttl from sent or later. The caller holds Locker.mu.

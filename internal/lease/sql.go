@@ -12,9 +12,9 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/keyrow"
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/schema"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // All time in the texts below is the server's, at the start of the statement. A comment shows a statement with 'app' where

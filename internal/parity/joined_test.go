@@ -20,8 +20,8 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/lockctx"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // joined opens a handle that puts arguments into texts, through a tap.

@@ -5,9 +5,9 @@ import (
 	"database/sql/driver"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Handoff hands over a key, and the session whose transaction has locked it, to the next caller in the queue of this

@@ -21,11 +21,11 @@ import (
 	"github.com/mysqllock/mysqllock/intercept"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/rowlock"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockctx"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // gone is a context that has ended without a sign of it.

@@ -8,10 +8,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // mayBlock is called before the attempt waits. It gets the caller of Begin a session on which to wait: until then any

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Killable is a statement that the server is told to end if its caller leaves. It runs on Conn, and has Mark in its

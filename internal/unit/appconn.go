@@ -9,10 +9,10 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/handle"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // appConn is a real connection of the application, with all that the driver knows of its state.

@@ -9,10 +9,10 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Prepare prepares a statement. To prepare takes no lock: a lock is taken when the statement runs, as the

@@ -3,7 +3,7 @@ package uses
 
 import (
 	"github.com/mysqllock/mysqllock"
-	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/internal/pool"
 )
 
 // Connections are those for one use.

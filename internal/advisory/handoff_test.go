@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mysqllock/mysqllock/advisory"
+	"github.com/mysqllock/mysqllock/internal/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )

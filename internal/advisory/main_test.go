@@ -13,16 +13,16 @@ import (
 	"github.com/ngrok/sqlmw"
 	"go.uber.org/goleak"
 
-	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // The tests run against every server that is found on this machine.

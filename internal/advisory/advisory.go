@@ -1,7 +1,5 @@
 // Package advisory keeps a lock as a named lock of the server (GET_LOCK), which lasts as long as the connection that
-// holds it. An application asks for such a lock with [lockctx.Advisory], as an option of lockctx.With, mysqllock.Do or
-// mysqllock.Acquire. No function of this package is for use outside of this module: New needs types of internal
-// packages. The sections below say what such a lock costs, and how it works.
+// holds it.
 //
 // An advisory lock needs no table. Its keys are separate from those of the other strategies: a row lock or a lease on
 // the same key does not exclude an advisory lock.
@@ -53,8 +51,6 @@
 //
 // Each server has named locks of its own, and so has a replica. So each statement checks that its server takes writes,
 // and clusters are refused.
-//
-// [lockctx.Advisory]: https://pkg.go.dev/github.com/mysqllock/mysqllock/lockctx#Advisory
 package advisory
 
 import (

@@ -10,7 +10,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-	"github.com/mysqllock/mysqllock/pool"
+	"github.com/mysqllock/mysqllock/internal/pool"
 )
 
 func TestABlockSaysTheSameAsTextAndPrepared(t *testing.T) {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // wait waits for the lock in the server, on a connection that does nothing else: on lc first, unless lc is nil. While there is

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/lockname"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
-	"github.com/mysqllock/mysqllock/pool"
 )
 
 // Every statement that acquires a lock first checks that it runs on the connection that

@@ -1,12 +1,9 @@
 // Package pool keeps the connections that database/sql never sees: those of sessions and of locks, and a few control
-// connections from which waiters are killed. An application sets their number with maxConns or lockMaxConns in the DSN
-// ([mysqllock.Config]), and sees them in mysqllock.Stats; docs/connections.md says how many there should be. No function of
-// this package is for use outside of this module: its types need those of internal packages.
+// connections from which waiters are killed. An application sets their number with maxConns or lockMaxConns in the DSN,
+// and sees them in mysqllock.Stats; docs/connections.md says how many there should be.
 //
 // The pool keeps its connections alive, and closes one that may still hold a lock. It knows no
 // lock SQL.
-//
-// [mysqllock.Config]: https://pkg.go.dev/github.com/mysqllock/mysqllock#Config
 package pool
 
 import (

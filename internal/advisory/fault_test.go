@@ -12,8 +12,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/ngrok/sqlmw"
 
-	"github.com/mysqllock/mysqllock/advisory"
 	"github.com/mysqllock/mysqllock/intercept"
+	"github.com/mysqllock/mysqllock/internal/advisory"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
