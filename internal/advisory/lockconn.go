@@ -72,7 +72,7 @@ var (
 		"the server takes no writes, so other programs may lock on another server; connect to the one that takes writes"))
 )
 
-// pickConn returns the lock connection for the next lock: the least busy one. If there is none, or if that one is busy and
+// pickConn returns the least busy lock connection, for the next lock. If there is none, or if all are busy and
 // there may be more, pickConn opens another.
 func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 	for {

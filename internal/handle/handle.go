@@ -114,7 +114,7 @@ type Handle struct {
 
 	manual atomic.Bool           // new connections are not in autocommit
 	locks  atomic.Pointer[Locks] // made at the first hint
-	doubt  atomic.Bool           // the server may be another one by now, or in another role
+	doubt  atomic.Bool           // the handle may have another server by now, or its server another role
 	former []*Locks              // made for servers, or roles, from before a failover; guarded by mu
 	making singleflight.Group
 	mu     sync.Mutex // held while Locks are made or closed
@@ -161,7 +161,7 @@ func (h *Handle) RenewNow() {
 	}
 }
 
-// Stats has the fields of mysqllock.PoolStats, in the same order, so that one converts to the other.
+// Stats has the fields of mysqllock.PoolStats.
 type Stats struct {
 	pool.Stats
 	Waiters                        int
@@ -195,7 +195,7 @@ func (h *Handle) Holds() bool {
 	return h.held.any() || l != nil && l.inUse()
 }
 
-// Doubt notes that the server may be another one by now, or in another role.
+// Doubt notes that the handle may have another server by now, or its server another role.
 func (h *Handle) Doubt() { h.doubt.Store(true) }
 
 // Closed reports whether the handle is closed.

@@ -163,7 +163,7 @@ func (h *Handle) current(ctx context.Context) (*Locks, error) {
 	return l, nil
 }
 
-// Suspect notes a failure after which the server may be another one, or in another role, as after a failover.
+// Suspect notes a failure after which the handle may have another server, or its server another role, as after a failover.
 func (h *Handle) Suspect(err error) {
 	if server.Refused(err) || server.Undecided(err) || errors.Is(err, server.ErrReadOnly) || errors.Is(err, server.ErrStatementLog) {
 		h.doubt.Store(true)
@@ -290,7 +290,7 @@ func (h *Handle) found(f pool.Found) error {
 }
 
 // leasable is found for connections for leases. It also looks at binlog_format, which may have changed since the
-// handle asked the server; or the server is another one.
+// handle asked the server, or may be that of another server.
 func (h *Handle) leasable(f pool.Found) error {
 	if f.Asked == "1" && !h.Settings.Unsafe {
 		return server.ErrStatementLog

@@ -235,7 +235,7 @@ func (l *Locker) takeAndWake(ctx context.Context, lc *lockConn, a *attempt, inTu
 	return lc.ask(ctx, l.takeBlock(a.r.Key, a.ttl, inTurn, true))
 }
 
-// busy reports whether a take statement has met another one that is about to change the row, or a lock on the row.
+// busy reports whether a take statement has met a statement that is about to change the row, or a lock on the row.
 func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
 
 // wait waits for the lease in the server, on a connection of its own. If there is no such connection, it polls.

@@ -88,9 +88,9 @@ func (lc *lockConn) noted(err error) {
 	}
 }
 
-// borrow returns a lock connection and its turn: a free one, else a new one if there may be more, else the one with the
-// shortest queue. Call giveBack when done. If the connection was closed, for example because the server was restarted,
-// borrow looks for another one.
+// borrow returns a lock connection and its turn: a free connection, else a new one if there may be more, else the connection
+// with the shortest queue. Call giveBack when done. If that connection was closed, for example because the server was
+// restarted, borrow looks for another.
 func (l *Locker) borrow(ctx context.Context) (*lockConn, error) {
 	return l.borrowOf(ctx, l.maxLockConns)
 }
@@ -132,8 +132,8 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 	}
 }
 
-// pick returns a free lock connection, with its turn. If there is none, it returns the one with the shortest queue, nil
-// without any, and whether there may be more: most in all, not counting those without room. The caller holds l.mu.
+// pick returns a free lock connection, with its turn. If no connection is free, pick returns the one with the shortest
+// queue, nil if there is none, and whether there may be more: most in all, not counting those without room. The caller holds l.mu.
 func (l *Locker) pick(most int) (free, busy *lockConn, more bool) {
 	room, roomy := 0, false // how many have room for wake-up locks, and whether busy has
 	for _, lc := range l.lockConns {

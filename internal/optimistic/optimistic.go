@@ -1,7 +1,7 @@
 // Package optimistic protects a key without a lock: a unit of work remembers the key's
 // version before its first statement. Right before its COMMIT, and in the same
 // transaction, it compares the version and sets the next one. If the version has changed,
-// another unit has committed under the key meanwhile, and this one is rolled back.
+// another unit has committed under the key meanwhile, and the unit that compares is rolled back.
 //
 // # The version
 //

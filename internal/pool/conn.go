@@ -193,7 +193,7 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 // Valid reports whether the connection can still be used, as far as the driver knows.
 func (c *Conn) Valid() bool { return basedriver.Valid(c.Conn) }
 
-// Own reports whether the connection is go-sql-driver's own, without another one wrapped around it. Then Fresh sends nothing,
+// Own reports whether the connection is go-sql-driver's own, without another driver's connection around it. Then Fresh sends nothing,
 // and may be called in a transaction.
 func (c *Conn) Own() bool {
 	t := reflect.TypeOf(c.Conn)
@@ -210,7 +210,7 @@ func (c *Conn) Fresh(ctx context.Context) bool {
 func (c *Conn) Clean() bool { return !c.tainted && c.Valid() }
 
 // Block notes that the connection's user is about to wait for a lock, until [Conn.Unblocked]. It returns false if the users of
-// enough connections wait: then the user has to release this connection, and to ask for another one with [As.Waits].
+// enough connections wait: then the user has to release this connection, and to ask for another connection with [As.Waits].
 func (c *Conn) Block() bool { return c.block(false) }
 
 // BlockHolding is Block for a user that holds a lock on the connection. That user may wait however many others do. It counts, so

@@ -61,8 +61,8 @@ func NewMark() string {
 }
 
 // KillConnection ends the connection of c. Another server, or the same server after a restart, may have given the id of c to another
-// connection. So KillConnection makes sure that the server is the one that c leads to, and was up for as long as c. If it is not
-// known which server that is, nothing is ended.
+// connection. So KillConnection makes sure that c leads to the server that it asks, and that this server was up for as long as c. If
+// the server of c is not known, nothing is ended.
 func (p *Pool) KillConnection(ctx context.Context, c *Conn) error {
 	if !c.identified() {
 		return nil
@@ -85,7 +85,7 @@ func (p *Pool) KillAdopted(ctx context.Context, c *Conn) error {
 // identified reports whether the id of the connection and its server are known.
 func (c *Conn) identified() bool { return c.id != 0 && c.node != "" }
 
-// atItsServer returns the condition that the asked server is the one that c leads to, and was not restarted since. The
+// atItsServer returns the condition that c leads to the asked server, and that the server was not restarted since. The
 // name of the server is a hexadecimal literal in the text:
 //
 //	CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir /*!80000 , @@server_uuid */) = 'db1 3306 1 /data'

@@ -50,24 +50,11 @@ type Config struct {
 	ByCalls bool // transactions begin and end by calls of the base driver: see [Conn.ByCalls]
 }
 
-// Stats counts the pool's connections. Acquired, Waited and WaitTime are cumulative; the
-// others are current.
+// Stats counts the pool's connections. Its fields are those of mysqllock.ConnStats, which says what they are.
 type Stats struct {
-	Max   int // the limit on connections in use that are not Beside: lockMaxConns or maxConns
-	InUse int // connections that callers have acquired
-
-	// Beside counts connections in use, or being opened, that stand beside a connection of database/sql, for a transaction of
-	// BeginTx or for one statement.
-	Beside int
-
-	Idle     int           // connections ready for the next caller
-	Opening  int           // connections that are being opened
-	Waiting  int           // callers that wait for a connection now
-	Acquired int64         // how often a connection was acquired
-	Waited   int64         // how often a caller had to wait, because none was ready
-	WaitTime time.Duration // sum of all ended waits of callers
-
-	OldestWait time.Duration // how long the first of the callers that wait now has waited; 0 for none
+	Max, InUse, Beside, Idle, Opening, Waiting int
+	Acquired, Waited                           int64
+	WaitTime, OldestWait                       time.Duration
 }
 
 // Pool is a bounded set of connections. It is safe for concurrent use.

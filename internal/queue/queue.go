@@ -452,9 +452,9 @@ func (kq *keyQueue) callAhead() {
 	}
 }
 
-// Ahead reports whether the ticket's caller has gone ahead, and is not in front yet. It waits in the server for the ticket in
-// front, which has the key and does not hand it over. The caller comes to the front when that ticket leaves, or when
-// the caller is granted the lock.
+// Ahead reports whether the ticket's caller has gone ahead, and is not in front yet. The caller waits in the server for the
+// key, which the ticket in front has, and does not hand over. The caller comes to the front when the ticket in front
+// leaves, or when the caller is granted the lock.
 func (t *Ticket) Ahead() bool {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()

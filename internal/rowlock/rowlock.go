@@ -28,10 +28,11 @@
 // A caller that comes to the front of the queue tries with NOWAIT, too, unless another process had the key a moment ago:
 // then the caller waits in the server, in the order of arrival there.
 //
-// The next caller in the queue also waits in the server ([Request.GoesAhead]), once something has run under the lock of
-// the one in front: on MariaDB always, and on MySQL if its query can go out with the lock. At the COMMIT of the one in
-// front the caller gets the key, and with it the rows. It occupies a session meanwhile, so it does not if sessions are on
-// a budget, or half of them are in use. For figures see [server.Flavour].
+// Behind a holder of this process, the next caller in the queue goes ahead ([Request.GoesAhead]): it waits in the server,
+// too, once something has run under the holder's lock. On MariaDB each next caller does so, on MySQL one whose query can
+// go out with the lock. The holder's COMMIT gives the next caller the key, and with it the rows. A caller that goes ahead
+// occupies a session, so none does if sessions are on a budget, or half of them are in use. For figures see
+// [server.Flavour].
 //
 // A transaction that holds a lock already does not queue in the process. It waits in the
 // server at once, because the server detects deadlocks.

@@ -13,7 +13,7 @@ import (
 // FROM. The columns are some of information_schema.PROCESSLIST, with its alias p. MySQL builds that
 // table whole, in utf8mb3: while any connection runs a text that is not, each read of it fails with
 // the error of [Unlisted]. performance_schema has the same list for every account. It is empty if
-// performance_schema is off, and older servers do not have it; then there is only the other one.
+// performance_schema is off, and older servers do not have it; then there is only information_schema.
 // INFO has the first 1,024 bytes of the text there, and 65,535 on MariaDB, so what is looked for
 // stands in front. On MySQL from 8.0.22 on:
 //

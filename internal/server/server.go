@@ -88,7 +88,7 @@ func Up(age time.Duration) string {
 }
 
 // StatementLog is an SQL expression that is 1 if what the session changes is logged as statements.
-// MySQL's @@binlog_format is deprecated, so that one may not be there.
+// MySQL's @@binlog_format is deprecated, and may not be there.
 const StatementLog = "@@log_bin AND" +
 	" /*!80000 (SELECT COUNT(*) FROM performance_schema.session_variables WHERE VARIABLE_NAME = 'binlog_format'" +
 	" AND VARIABLE_VALUE = 'STATEMENT') */" +
@@ -358,8 +358,8 @@ func (i *Info) told(r []string) {
 	i.Silence = time.Duration(seconds) * time.Second
 }
 
-// Alike reports whether locks work on another server, or on the same one at another time,
-// as on this one.
+// Alike reports whether locks work on the server of other as on that of i: another server, or the same server at another
+// time.
 func (i Info) Alike(other Info) bool {
 	i.Server, other.Server = "", ""
 	return i == other
@@ -387,8 +387,8 @@ func NotSplit(ctx context.Context, conn driver.Conn) error {
 // variable has what autocommit was.
 const Pin = "@mysqllock = @@autocommit, SESSION"
 
-// Writable returns an error if the server takes no writes: another server takes them, and
-// does not know the locks of this one.
+// Writable returns an error if the server takes no writes. Then another server takes them, which does not know the locks of
+// this server.
 func (i Info) Writable() error {
 	switch {
 	case !i.ReadOnly:

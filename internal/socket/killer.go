@@ -83,9 +83,9 @@ func (k *Killer) kill(gathered []*socket) {
 	})
 }
 
-// killable is the SQL condition for the connections of gathered that can be killed from the one of the
-// socket from; "" for none. An id may be one that a proxy has made up, or of another server, and on
-// this one that of somebody else. So a connection must lead to the address that from leads to, and the
+// killable is the SQL condition for the connections of gathered that can be killed from the connection of the
+// socket from; "" for none. A proxy may have made an id up, or the id is of another server; on the server
+// that is asked, somebody else may have it. So a connection must lead to the address that from leads to, and the
 // server must see each of the two come from the port that it has here. For two connections:
 //
 //	(ID, SUBSTRING_INDEX(HOST, ':', -1)) IN ((12, '41000'), (13, '41002')) AND (USER, IF(LOCATE(':', HOST) > 0, …, HOST))

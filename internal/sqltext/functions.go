@@ -63,7 +63,7 @@ const functions = `
 	WEEKOFYEAR WEIGHT_STRING YEAR YEARWEEK
 `
 
-// onlyMySQL, and onlyMariaDB, are functions that the other one lacks, or has lost.
+// onlyMySQL, and onlyMariaDB, are functions that the other server lacks, or has lost.
 // Left out are those which draw from sequences, and names that somebody there may
 // have given to a function that writes: X, BUFFER, ENCODE.
 const onlyMySQL = `

@@ -175,7 +175,7 @@ func (s *Statement) Reads(r *Rows) bool {
 	return r.Shows() && sqltext.Verb(s.Text) != "INSERT"
 }
 
-// LooksBack reports whether the statement asks for what the one before it has left, and
+// LooksBack reports whether the statement asks for what the statement before it has left, and
 // changes nothing.
 func (s *Statement) LooksBack() bool {
 	return s.Info.Recalls && s.Info.Kind != sqltext.Commits && s.Info.Changes == sqltext.ChangesNothing

@@ -30,7 +30,7 @@ type Attempt struct {
 	First     bool            // nobody of this process was in the queue before it
 	HeldBy    *lockerr.Holder // who is known to have the lock
 
-	// Once has Waiting called for the first wait alone: that one counts as going on until Finish. So the caller is not
+	// Once has Waiting called for the first wait alone, which counts as going on until Finish. So the caller is not
 	// refused between two waits, and an observer sees one wait.
 	Once bool
 

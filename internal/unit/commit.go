@@ -195,8 +195,8 @@ func (e *epilogue) context() context.Context {
 	return handle.Committing(resources, seen)
 }
 
-// grantGroup are the grants that one strategy has taken. A strategy here is that of one handle and
-// server: grants of other handles, and from before a failover, are in groups of their own.
+// grantGroup are the grants that one strategy of one handle has taken on one server. Grants of other handles, and from
+// before a failover, are in groups of their own.
 type grantGroup struct {
 	taker     strategy.Strategy
 	grants    []*grant

@@ -137,8 +137,8 @@ func (c *Conn) move(link *pool.Conn) {
 }
 
 // needClean is need for a statement or a transaction under the lock of h. The connection must not have
-// anything that another user has left: needClean closes such a connection, and takes another one. But
-// if a transaction may be open on it, that would be lost: then needClean fails with ErrUnsafe.
+// anything that another user has left: needClean closes such a connection, and takes another. But
+// a transaction that may be open on the connection would be lost: then needClean fails with ErrUnsafe.
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {

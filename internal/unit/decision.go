@@ -32,7 +32,7 @@ import (
 // used.
 type staleRead struct {
 	giver  atomic.Pointer[string] // what gave the lock back; nil where no decision is outstanding
-	inHold atomic.Bool            // the read was in a hold that has ended: other locks of the lock context do not make up for that one
+	inHold atomic.Bool            // the read was in a hold that has ended, for whose lock no other of the lock context makes up
 
 	reader atomic.Pointer[handle.Handle] // the handle through which the lock context has last read a table outside a transaction; nil for none
 }

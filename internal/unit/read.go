@@ -76,7 +76,7 @@ func (c *Conn) runRead(
 }
 
 // verify makes sure that a query of tables shows nothing older than the remembered versions: this
-// connection may lead to another node than the one that has told the versions.
+// connection may lead to another node, which does not have what has set the versions yet.
 func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement) error {
 	if !st.Info.Tables || !s.remembers() {
 		return nil
@@ -130,9 +130,9 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	return nil
 }
 
-// lender lends the connection to a strategy that reads versions. If c has no connection yet, and only
-// versions are to be taken, the strategy may take one for c, provided that one is ready: the query needs
-// it right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
+// lender lends the connection of c to a strategy that reads versions. If c has no connection yet, and only
+// versions are to be taken, the strategy may take a connection for c, provided that it is ready: the query needs
+// the connection right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
 func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.link == nil && !c.handle.Apps().Ready() {

@@ -22,8 +22,8 @@ import (
 //     tables, LOCK TABLES): the lock's connection lacks it;
 //   - once a statement in a unit of work has left something on the unit's connection, statements run in that
 //     unit alone;
-//   - no statement asks for what the one before it has left (LAST_INSERT_ID and the like), if that ran
-//     on another connection.
+//   - no statement asks for what the statement before it has left (LAST_INSERT_ID and the like), if that
+//     statement ran on another connection.
 //
 // What an earlier use has left counts for none of this: no caller can rely on which connection of the pool it
 // gets. There are two exceptions. A transaction that an earlier use has left open counts, since the caller may
@@ -31,7 +31,7 @@ import (
 // See [Conn.outside] and [Conn.fit].
 type use struct {
 	ran      bool         // a statement has run in this use
-	lastUnit *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this one
+	lastUnit *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this connection
 	left     sqltext.Left // what statements have left on this connection
 	setsNext bool         // a statement has said what the next transaction on this connection is to be
 	away     sqltext.Left // what statements have left on other connections
@@ -42,7 +42,7 @@ type use struct {
 // anew stands for a unit that is still to begin, on a session.
 var anew = new(unit)
 
-// note notes a statement that has run in the unit ranIn, on another connection; nil if it ran on this one.
+// note notes a statement that has run in the unit ranIn, on another connection; nil if it ran on this connection.
 func (u *use) note(ranIn *unit, text string, info sqltext.Info, query bool, err error) {
 	u.ran, u.lastUnit = true, ranIn
 	if !info.Taints && info.Kind != sqltext.Commits { // the statement leaves nothing, and takes nothing away
@@ -77,7 +77,7 @@ func missed(left *sqltext.Left, st *statement.Statement) string {
 	return ""
 }
 
-// misses returns an error if st must not run in the unit target, on another connection, or on this one if target is
+// misses returns an error if st must not run in the unit target, on another connection, or on this connection if target is
 // nil: an earlier statement of the use has left something that st would lack there. st is nil for BEGIN, h
 // without a hint.
 func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *unit) error {

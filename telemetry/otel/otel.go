@@ -76,7 +76,7 @@
 //	db.client.connection.count     up-down counter  {connection}  now, by db.client.connection.state: used, idle, opening
 //	db.client.connection.max       up-down counter  {connection}  the bound, lockMaxConns
 //	mysqllock.lock.waiters         up-down counter  {waiter}      callers that wait now, for a lock or for a connection to take it on
-//	mysqllock.lock.oldest_wait     gauge            s             how long the one of them that came first has waited; 0 for none
+//	mysqllock.lock.oldest_wait     gauge            s             how long the caller that came first has waited; 0 for none
 //	mysqllock.lock.oldest_hold     gauge            s             how long the lock that has been held for the longest is held; 0 for none
 //
 // It also adds all connections of the handle, by mysqllock.connection.use: app (statements

@@ -20,11 +20,11 @@ import (
 //	mysqllock_connections_waited_total         counter  times that none was ready    use
 //	mysqllock_connections_wait_seconds_total   counter  time that callers waited for one, until they waited no more    use
 //	mysqllock_waiters                          gauge    callers that wait now, for a lock or for a connection to take it on
-//	mysqllock_oldest_wait_seconds              gauge    how long the one of them that came first has waited; 0 for none
+//	mysqllock_oldest_wait_seconds              gauge    how long the caller that came first has waited; 0 for none
 //	mysqllock_oldest_hold_seconds              gauge    how long the lock that has been held for the longest is held; 0 for none
 //	mysqllock_sessions_max                     gauge    the bound, lockMaxConns
 //	mysqllock_sessions                         gauge    connections now    state: in_use, idle, opening
-//	mysqllock_sessions_acquired_total          counter  times that one was handed out
+//	mysqllock_sessions_acquired_total          counter  times that a session was handed out
 //	mysqllock_sessions_waited_total            counter  times that none was ready
 //	mysqllock_sessions_wait_seconds_total      counter  time that callers waited for one
 //
