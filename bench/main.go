@@ -6,7 +6,7 @@
 //
 // It starts private servers of what is installed, has all contenders take turns
 // in one run, and writes docs/performance.md and the figures behind it.
-// BENCH_TIME, such as 30m, makes it run for longer than its ten minutes.
+// BENCH_TIME, such as 30m, makes it run for longer than usual, in proportion to 10m.
 package main
 
 import (
