@@ -21,14 +21,14 @@ type PoolStats struct {
 
 	MaxConns int       // Config.MaxConns: the most connections for everything; 0 is no limit
 	Reserved int       // of MaxConns, those that are in use by nobody and kept for the driver's own statements
-	App      ConnStats // with MaxConns: the connections for statements of the application, and who waits for one
+	App      ConnStats // with MaxConns: the connections for statements of the application, and the callers that wait for one
 	Leases   ConnStats // connections for leases
 	Advisory ConnStats // connections for advisory locks
 	Control  ConnStats // connections for making rows and killing waiters
 }
 
-// ConnStats counts the connections that are for one purpose, and who waits for one of them. Acquired, Waited and WaitTime
-// only grow; the others are of the moment.
+// ConnStats counts the connections for one purpose, and the callers that wait for such a connection. Acquired, Waited and
+// WaitTime only grow; the other fields are current.
 type ConnStats struct {
 	Max   int // the limit on connections in use that are not Beside: lockMaxConns or maxConns
 	InUse int // connections that callers have acquired

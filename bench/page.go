@@ -28,7 +28,7 @@ func (r *record) page() string {
 
 	say("## Run it")
 	say("On Debian or Ubuntu as root, or with `redis-server`, `etcd`, MySQL and MariaDB installed:")
-	b.WriteString("```sh\nmake bench                  # about 25 minutes\nBENCH_TIME=30m make bench   # more rounds\n```\n")
+	b.WriteString("```sh\nmake bench                  # about 25 minutes\nBENCH_TIME=1h make bench    # more rounds\n```\n")
 	return b.String()
 }
 

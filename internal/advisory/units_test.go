@@ -289,8 +289,7 @@ func TestALockIsKeptWhileACommitUnderItIsUnknown(t *testing.T) {
 // lock is interrupted, or the connection breaks in place of its answer. Others get the lock only once that cannot
 // change any more.
 func TestADisturbedCommitIsCalledASuccessOnlyIfItIsOne(t *testing.T) {
-	before := server.OneByOne()
-	t.Cleanup(func() { server.SetOneByOne(before) })
+	t.Cleanup(func() { server.SetOneByOne(false) })
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		var tap dbtest.Tap
 		cfg := s.Config()

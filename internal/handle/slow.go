@@ -5,11 +5,10 @@ import (
 	"errors"
 	"time"
 
-	"github.com/mysqllock/mysqllock/internal/strategy"
-
 	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/internal/server"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
-
 	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/queue"
 	"github.com/mysqllock/mysqllock/lockerr"

@@ -20,10 +20,9 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// Requests gather while all lock connections are busy, and right after several went together: the callers of that batch
-// were answered at the same moment, and may all be about to ask again.
-// So do releases of leases whose wake-up locks are on the same connection. The caller that
-// gets the next connection sends them all, in a batch.
+// Requests gather while all lock connections are busy; so do releases of leases whose wake-up locks are on the same
+// connection. Requests also gather right after a batch, whose callers were answered at the same moment, and may all be
+// about to ask again. The caller that gets the next connection sends all that have gathered, in a batch.
 
 // sharedConns is how many lock connections with room for wake-up locks there are before requests share them. On more
 // connections the server would commit each request alone; of two, one gathers requests while the other one commits.

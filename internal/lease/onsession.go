@@ -15,7 +15,7 @@ import (
 )
 
 // A lease that ends with its transaction is taken on the session of that transaction, which also has the lease's wake-up
-// lock (Lease.session). The statement that takes the lease goes out in one text with the COMMIT that it needs, and the
+// lock ([Grant].session). The statement that takes the lease goes out in one text with the COMMIT that it needs, and the
 // COMMIT of the transaction releases the lease and the wake-up lock. So the next caller of the process waits for neither.
 // Such a lease is not handed over, since it would go on without its wake-up lock. Its renewals are sent on lock connections.
 //

@@ -154,7 +154,7 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		for _, row := range u.rows {
 			add(row.Resource)
 		}
-		for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
+		for _, g := range u.grants() {
 			add(g.Resource)
 		}
 	}

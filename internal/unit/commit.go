@@ -70,7 +70,7 @@ func (e *epilogue) add(check strategy.Check, group grantGroup) {
 
 // checked returns the grants that a commit checks.
 func (u *unit) checked() (grants []*grant) {
-	for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
+	for _, g := range u.grants() {
 		switch {
 		case g.version() == 0:
 			grants = append(grants, g)

@@ -467,13 +467,16 @@ func (u *unit) cutStream() {
 	}
 }
 
+// grants returns the grants of the unit of work, and those of the holds around.
+func (u *unit) grants() []*grant { return slices.Concat(u.ctxState.grants.list, u.outer) }
+
 func (u *unit) error(op string, err error) error {
 	var keys []string
 	strategy := hint.StrategyRow
 	for _, r := range u.rows {
 		keys = append(keys, r.Key)
 	}
-	for _, g := range slices.Concat(u.ctxState.grants.list, u.outer) {
+	for _, g := range u.grants() {
 		if len(keys) == 0 {
 			strategy = g.Strategy
 		}
