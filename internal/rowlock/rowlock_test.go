@@ -496,7 +496,9 @@ func TestALeaseThatIsKnownLeavesTheJoiningTransactionAlive(t *testing.T) {
 		end(0)
 
 		// Woken.
-		after(t, 100*time.Millisecond, func() {
+		calls := p.wakeUps.calls.Load()
+		after(t, 0, func() {
+			dbtest.Soon(t, "it waits for the lease", func() bool { return p.wakeUps.calls.Load() > calls })
 			s.release("k")
 			p.wakeUps.wake <- struct{}{}
 		})
@@ -533,7 +535,7 @@ func TestALeaseThatIsKnownLeavesTheJoiningTransactionAlive(t *testing.T) {
 		holder := s.Connect()
 		s.Exec(holder, "BEGIN")
 		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = 'later'")
-		after(t, 200*time.Millisecond, func() { s.Exec(holder, "COMMIT") })
+		s.onceOneWaits(func() { s.Exec(holder, "COMMIT") })
 		alive, end, err = p.join(dbtest.Limited(t), time.Minute, "later")
 		if alive || !errors.Is(err, lockerr.ErrLocked) || errors.Is(err, lockerr.ErrTimeout) {
 			t.Errorf("found while waiting: alive %v, %v", alive, err)
@@ -624,7 +626,7 @@ func TestATransactionWithTheLockHasItsOptions(t *testing.T) {
 			release := other.hold(rowlock.Request{Keys: exclusive("k")})
 			_, _, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: key(opts)})
 			dbtest.Is(t, "refused", err, lockerr.ErrLocked)
-			released := after(t, 50*time.Millisecond, release)
+			released := s.onceOneWaits(release)
 			begin(opts, time.Minute)
 			released()
 			begin(driver.TxOptions{}, 0)
@@ -696,7 +698,7 @@ func TestTransactionsOfTheApplicationsConnectorBeginAndEndByCalls(t *testing.T) 
 			_, _, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k")})
 			dbtest.Is(t, "refused", err, lockerr.ErrLocked)
 			want(1)
-			released := after(t, 50*time.Millisecond, release)
+			released := s.onceOneWaits(release)
 			c, grant, err := p.requestAs(dbtest.Limited(t), opts, rowlock.Request{Keys: exclusive("k"), Wait: time.Minute})
 			dbtest.OK(t, err)
 			p.end(c, grant.Txn, grant.Ticket)
@@ -768,7 +770,7 @@ func (s *scratch) testLockTells(t *testing.T, before int) {
 }
 
 // after runs f later. wait returns when f has.
-func after(t *testing.T, d time.Duration, f func()) (wait func()) {
+func after(t testing.TB, d time.Duration, f func()) (wait func()) {
 	var done sync.WaitGroup
 	done.Go(func() {
 		time.Sleep(d)

@@ -105,6 +105,14 @@ func (s *scratch) waitsInServer(n int) {
 	dbtest.Soon(s.T, fmt.Sprintf("%d wait in the server", n), func() bool { return s.waiters(c) >= n })
 }
 
+// onceOneWaits runs f once somebody waits for a row. wait returns when f has.
+func (s *scratch) onceOneWaits(f func()) (wait func()) {
+	return after(s.T, 0, func() {
+		s.waitsInServer(1)
+		f()
+	})
+}
+
 // waiters is how many of the database's connections wait for a row. MariaDB's
 // tables show a copy, which ages while anybody looks; its text is of this moment.
 func (s *scratch) waiters(c driver.Conn) (n int) {
@@ -232,7 +240,7 @@ func TestEachKeyIsLockedAsItWasAskedFor(t *testing.T) {
 		end()
 
 		end = other.hold(rowlock.Request{Keys: exclusive("b", "c")})
-		after(t, 100*time.Millisecond, end)
+		s.onceOneWaits(end)
 		end = p.hold(rowlock.Request{Keys: keys, Wait: time.Minute})
 		want()
 		end()
@@ -244,7 +252,7 @@ func TestEachKeyIsLockedAsItWasAskedFor(t *testing.T) {
 				}
 				c, grant := p.granted(rowlock.Request{Keys: exclusive("mine")})
 				if wait > 0 {
-					after(t, 100*time.Millisecond, other.hold(rowlock.Request{Keys: exclusive(keys[0].Name)}))
+					s.onceOneWaits(other.hold(rowlock.Request{Keys: exclusive(keys[0].Name)}))
 				}
 				if _, _, err := p.Join(dbtest.Limited(t), c, rowlock.Request{Keys: keys, Wait: wait, Waiting: free}); err != nil {
 					t.Error(err)

@@ -654,10 +654,7 @@ func TestAJoinLocksOneFreeSlotOrNone(t *testing.T) {
 		holder := s.Connect()
 		s.Exec(holder, "BEGIN")
 		s.Exec(holder, "UPDATE "+s.table.String()+" SET token = token + 1, owner = 'y#00000000', expires = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR WHERE namespace = 'app' AND name = '"+rows[1]+"'")
-		after(t, 0, func() {
-			s.waitsInServer(1)
-			s.Exec(holder, "COMMIT")
-		})
+		s.onceOneWaits(func() { s.Exec(holder, "COMMIT") })
 		join(rowlock.Request{Wait: time.Minute}, lockerr.ErrLocked, false, 0)
 	})
 }
