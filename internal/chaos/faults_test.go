@@ -5,12 +5,14 @@ import (
 	"database/sql"
 	"fmt"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/tempserver"
 )
 
 // fault is something that goes wrong.
@@ -247,14 +249,42 @@ func (a *arena) lockWrites() (unlock func()) {
 	a.must(err)
 	_, err = conn.ExecContext(a.t.Context(), "SET SESSION lock_wait_timeout = 4")
 	a.must(err)
-	if _, err := conn.ExecContext(a.t.Context(), "FLUSH TABLES WITH READ LOCK"); err != nil {
-		conn.Close()
-		return nil
-	}
-	return func() {
+	unlock = func() {
 		defer conn.Close()
 		_, err := conn.ExecContext(a.t.Context(), "UNLOCK TABLES")
 		a.must(err)
+	}
+	if _, err := conn.ExecContext(a.t.Context(), "FLUSH TABLES WITH READ LOCK"); err != nil {
+		unlock() // MySQL keeps the lock though its statement has failed, if that waited for a query
+		return nil
+	}
+	return unlock
+}
+
+// TestAReadLockThatCameTooLateStaysNowhere: FLUSH TABLES WITH READ LOCK fails, since a query goes on for too long, and writes go
+// through afterwards.
+func TestAReadLockThatCameTooLateStaysNowhere(t *testing.T) {
+	t.Parallel()
+	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			a := newArena(t, bin)
+			for _, text := range []string{"CREATE DATABASE late", "CREATE TABLE late.t (id INT PRIMARY KEY)", "INSERT INTO late.t VALUES (1)"} {
+				a.must(a.exec(text))
+			}
+			reads := dbtest.Go(func() error { return a.exec("SELECT SLEEP(6) FROM late.t") })
+			dbtest.Soon(t, "a query goes on", func() bool {
+				n := 0
+				a.must(a.admin().QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(6)%' AND STATE = 'User sleep'").Scan(&n))
+				return n == 1
+			})
+			unlock := a.lockWrites()
+			dbtest.OK(t, <-reads)
+			if unlock != nil { // MariaDB does not wait for queries
+				unlock()
+			}
+			dbtest.ExecIn(t, dbtest.Limited(t), a.admin(), "INSERT INTO late.t VALUES (2)")
+		})
 	}
 }
 
