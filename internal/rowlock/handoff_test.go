@@ -268,7 +268,12 @@ func TestTheNextCallerWaitsInTheServerOnMariaDB(t *testing.T) {
 				c.meanwhile(cancel, hold)
 			}
 			if c.err != nil {
-				dbtest.Is(t, name, (<-got).err, c.err)
+				err := (<-got).err
+				dbtest.Is(t, name, err, c.err)
+				var e *mysqllock.Error
+				if !errors.As(err, &e) || e.Holder == nil || !e.Holder.ThisProcess {
+					t.Errorf("%s: it does not name the first, which its process knows: %v", name, err)
+				}
 			}
 			if err := hold.Release(); errors.Is(err, mysqllock.ErrLost) != c.lost || !c.lost && err != nil {
 				t.Errorf("%s: the first: %v", name, err)

@@ -65,6 +65,19 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lo
 	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
 }
 
+// blocker returns who keeps the caller waiting in the server, by the statement with the mark. Who has gone ahead in the
+// queue waits for a caller of this process: the queue knows that one without a question, for which there may be no time.
+func (a *attempt) blocker(ctx context.Context, mark string) *lockerr.Holder {
+	if a.Ticket.Ahead() {
+		for _, key := range a.r.Keys {
+			if h, _ := a.cfg.Queue.HolderOf(key); h != nil {
+				return h
+			}
+		}
+	}
+	return a.askHolder(ctx, a.c.KnownID(), mark)
+}
+
 // holderSQL returns a query for the holder of one of the rows: id, user, host, program, age in microseconds. The
 // connection with the id waiter waits for the row, by the statement with the mark. Some servers do not list all
 // holders: they list one only while a connection waits, and from a copy that can be older than this wait. Only if the

@@ -111,7 +111,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	mark := pool.NewMark()
 	w := strategy.Killable{
 		Limits: terms.Limits, Conn: a.c, Mark: mark, Freed: a.Ticket.Freed(),
-		Stops: func(ctx context.Context) { a.HeldBy = a.askHolder(ctx, a.c.KnownID(), mark) },
+		Stops: func(ctx context.Context) { a.HeldBy = a.blocker(ctx, mark) },
 	}
 	if a.cfg.Info.Kills {
 		w.Control = a.cfg.Control
