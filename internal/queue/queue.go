@@ -454,8 +454,11 @@ func (kq *keyQueue) callAhead() {
 
 // Ahead reports whether the ticket's caller has gone ahead, and is not in front yet. The caller waits in the server for the
 // key, which the ticket in front has, and does not hand over. The caller comes to the front when the ticket in front
-// leaves, or when the caller is granted the lock.
+// leaves, or when the caller is granted the lock. Without a ticket nobody has.
 func (t *Ticket) Ahead() bool {
+	if t == nil {
+		return false
+	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
 	return t.place != nil && t.place.queued()
