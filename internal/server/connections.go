@@ -41,7 +41,7 @@ func ProgramOf(id string) string {
 
 // Unlisted reports that [Connections] cannot be read at present, because of what a connection
 // runs.
-func Unlisted(err error) bool { return Number(err) == 3854 }
+func Unlisted(err error) bool { return Number(err) == unconvertible }
 
 // QueryConnections is [Query] for a text with [Connections]. If these cannot be read at present, it
 // takes them from SHOW PROCESSLIST, which has the first 100 characters of each text, whatever they

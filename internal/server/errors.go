@@ -28,18 +28,17 @@ func Number(err error) uint16 {
 	return 0
 }
 
-// Locked reports whether a lock statement failed because the row is locked: NOWAIT on MySQL
-// (3572), or a lock wait timeout (1205), which is also the error of NOWAIT on MariaDB.
+// Locked reports whether a lock statement failed because the row is locked: by NOWAIT, or by a lock wait
+// timeout.
 func Locked(err error) bool {
 	n := Number(err)
-	const nowait = 3572 // ER_LOCK_NOWAIT
-	return n == nowait || n == LockWaitTimeout
+	return n == lockedNowait || n == LockWaitTimeout
 }
 
-// Interrupted reports whether a waiting lock statement was ended by its own time limit (3024
-// on MySQL, 1969 on MariaDB), by KILL QUERY (1317), or by innodb_lock_wait_timeout (1205).
+// Interrupted reports whether a waiting lock statement was ended by its own time limit, by KILL QUERY, or by
+// innodb_lock_wait_timeout.
 func Interrupted(err error) bool {
-	return slices.Contains([]uint16{3024, 1969, QueryInterrupted, LockWaitTimeout}, Number(err)) && !Ended(err)
+	return slices.Contains([]uint16{queryTimeout, statementTimeout, QueryInterrupted, LockWaitTimeout}, Number(err)) && !Ended(err)
 }
 
 // closed is what vttablet and vtgate say of a transaction that they have ended, with the number of KILL
@@ -51,7 +50,7 @@ var closed = []string{
 
 // Ended reports that a tablet has ended the transaction: what follows would commit by itself.
 func Ended(err error) bool {
-	if n := Number(err); n != QueryInterrupted && n != 3024 {
+	if n := Number(err); n != QueryInterrupted && n != queryTimeout {
 		return false
 	}
 	text := tabletText(err)
@@ -77,11 +76,13 @@ func dropped(err error) bool {
 	}
 	text := tabletText(err)
 	switch n {
-	case ParseError, 1235, 1054, 1146, 1049, 1305: // also vtgate's own
+	case ParseError, notSupported, noColumn, noTable, noDatabase, doesNotExist: // also vtgate's own
 		return strings.Contains(text, rolledBack)
-	case 1105:
+	case failed:
 		return !strings.Contains(text, "syntax error at position")
-	case 1021, 1037, 1038, 1040, 1041, 1078, 1080, 1114, 1129, 1135, 1151, 1152, 1153, 1203, 1206, 1226:
+	case diskFull, outOfMemory, outOfSortMemory, outOfResources, tableFull, lockTableFull, noThread, tooManyDelayed,
+		tooManyConnections, tooManyOfAccount, accountLimit, hostBlocked,
+		gotSignal, forcingClose, abortingConnection, packetTooLarge:
 		return true
 	}
 	return !strings.Contains(text, fmt.Sprintf("(errno %d)", n)) || strings.Contains(text, rolledBack)
@@ -90,17 +91,14 @@ func dropped(err error) bool {
 // rolledBack is what vtgate says if it has, because a statement was executed in part.
 const rolledBack = "transaction rolled back"
 
-// Deadlock reports whether the server rolled the transaction back to break a
-// deadlock or because of a conflict, also with another node: 1213, Group
-// Replication's 3101, MariaDB's 1020 (innodb_snapshot_isolation), and TiDB's 9007,
-// 8005, 8002 and 8022, and 8028 after DDL, at COMMIT, too. A conflict
-// that InnoDB sees at COMMIT is 1180, which others are, too: its text has
-// InnoDB's own number, 149.
+// Deadlock reports whether the server rolled the transaction back to break a deadlock or because of a
+// conflict, also with another node. A conflict that InnoDB sees at COMMIT has a number which other failures
+// of COMMIT have, too: its text has InnoDB's own number, 149.
 func Deadlock(err error) bool {
 	switch Number(err) {
-	case LockDeadlock, 3101, 1020, 9007, 8005, 8002, 8022, 8028:
+	case LockDeadlock, commitConflict, rowChanged, tidbWriteConflict, tidbConflict, tidbNoRetry, tidbRetryable, tidbTableChanged:
 		return true
-	case 1180:
+	case failedCommit:
 		return strings.Contains(err.Error(), "error 149 ")
 	}
 	return false
@@ -109,38 +107,39 @@ func Deadlock(err error) bool {
 // Changed reports that a row was changed since the snapshot of the transaction, and that the
 // whole transaction is rolled back (MariaDB's innodb_snapshot_isolation, and TiDB's optimistic
 // transactions).
-func Changed(err error) bool { n := Number(err); return n == 1020 || n == 9007 || n == 8005 }
+func Changed(err error) bool {
+	n := Number(err)
+	return n == rowChanged || n == tidbWriteConflict || n == tidbConflict
+}
 
-// EndsTransaction reports whether the transaction is gone after err although
-// its connection may live. What runs next on it would commit by itself. 8229 is TiDB's, for a
-// transaction that is older than max-txn-ttl, and so is 8147, of any failed statement if
-// tidb_constraint_check_in_place_pessimistic is off.
+// EndsTransaction reports whether the transaction is gone after err although its connection may live. The
+// next statement on the connection would commit by itself.
 func (i Info) EndsTransaction(err error) bool {
 	n := Number(err)
-	return Deadlock(err) || n == 1206 || n == 1180 || n == 8229 || n == 8147 || n == LockWaitTimeout && i.RollbackOnTimeout ||
-		Ended(err) || i.Tablets && dropped(err)
+	switch {
+	case Deadlock(err), n == lockTableFull, n == failedCommit, n == tidbTooOld, n == tidbLateDuplicate:
+		return true
+	}
+	return n == LockWaitTimeout && i.RollbackOnTimeout || Ended(err) || i.Tablets && dropped(err)
 }
 
-// NoSavepoint reports that a savepoint does not exist (1305), as after the end of
-// its transaction.
-func NoSavepoint(err error) bool { return Number(err) == 1305 }
+// NoSavepoint reports that a savepoint does not exist, as after the end of its transaction.
+func NoSavepoint(err error) bool { return Number(err) == doesNotExist }
 
-// Refused reports a server that does not take writes: 1290 (read_only), 1836,
-// 1036 and 1015 (innodb_read_only), 1792 (READ ONLY transaction), 1047 (a node of
-// Galera without the others).
+// Refused reports that a server does not take writes, or not in this transaction.
 func Refused(err error) bool {
-	return slices.Contains([]uint16{1290, 1836, 1036, 1015, 1792, 1047}, Number(err))
+	return slices.Contains([]uint16{optionPrevents, readOnlyMode, openReadOnly, cannotLock, readOnlyTransaction, nodeNotReady}, Number(err))
 }
 
-// Undecided reports that a node of a cluster cannot tell whether the others have
-// agreed to a change: 1180, unless it was a conflict, and 3100.
+// Undecided reports that a node of a cluster cannot tell whether the others have agreed to a change: its
+// COMMIT has failed, and not by a conflict.
 func Undecided(err error) bool {
 	n := Number(err)
-	return n == 3100 || n == 1180 && !Deadlock(err)
+	return n == hookFailed || n == failedCommit && !Deadlock(err)
 }
 
-// ReadOnlyTransactions reports that the server does not write in a READ ONLY transaction (1792).
-func ReadOnlyTransactions(err error) bool { return Number(err) == 1792 }
+// ReadOnlyTransactions reports that the server does not write in a READ ONLY transaction.
+func ReadOnlyTransactions(err error) bool { return Number(err) == readOnlyTransaction }
 
 // RefusedReadOnly is the error of a statement for locks that the server refuses with err, since all
 // transactions of the connection are READ ONLY.
@@ -154,61 +153,61 @@ func RefusedReadOnly(err error) error {
 // Denied reports a missing privilege: for a database, a table, a column, a
 // routine, or a global one.
 func Denied(err error) bool {
-	return slices.Contains([]uint16{1044, 1142, 1143, 1227, 1370, 1419}, Number(err))
+	return slices.Contains([]uint16{databaseDenied, tableDenied, columnDenied, privilegeDenied, routineDenied, needsSuper}, Number(err))
 }
 
 // Shared reports that MySQL Router refuses what depends on the statement before it, since
 // the next one may run on another connection.
-func Shared(err error) bool { return Number(err) == 3566 }
+func Shared(err error) bool { return Number(err) == nativeDenied }
 
-// Unprepared reports that the server does not know a prepared statement (1243), because the
-// session was reset, or is on another server behind a proxy; or that the statement must be
-// prepared again (1615), for example because its table is altered again and again.
-func Unprepared(err error) bool { n := Number(err); return n == 1243 || n == 1615 }
+// Unprepared reports that the server does not know a prepared statement, because the session was reset, or
+// is on another server behind a proxy; or that the statement must be prepared again, for example because
+// its table is altered again and again.
+func Unprepared(err error) bool { n := Number(err); return n == noStatement || n == prepareAgain }
 
 // Unparsed reports that the server has not understood a statement, and run none of it.
 func Unparsed(err error) bool { return Number(err) == ParseError }
 
-// lacks reports that the server does not know something of a statement: its syntax (1064), a
-// variable (1193), a column or a function (1054, 1305), a table or a database (1146, 1109,
-// 1049), a feature (1235); or that it says no more than that it failed (1105), as engines
-// other than MySQL do.
+// lacks reports that the server does not know something of a statement: its syntax, a variable, a column, a
+// function, a table, a database or a feature; or that the server says no more than that the statement failed.
 func lacks(err error) bool {
-	return slices.Contains([]uint16{ParseError, 1193, 1054, 1305, 1146, UnknownTable, 1049, 1235, 1105}, Number(err))
+	switch Number(err) {
+	case ParseError, noVariable, noColumn, doesNotExist, noTable, UnknownTable, noDatabase, notSupported, failed:
+		return true
+	}
+	return false
 }
 
-// Unsupported reports that a connection was refused because of what it asked for: 1043, 1105, 1235, 1251.
+// Unsupported reports that a connection was refused because of what it asked for.
 func Unsupported(err error) bool {
-	return slices.Contains([]uint16{1043, 1105, 1235, 1251}, Number(err))
+	return slices.Contains([]uint16{handshakeFailed, failed, notSupported, noAuthMode}, Number(err))
 }
 
-// Unpreparable reports that the server cannot prepare a statement (1295), which it could run as text.
-func Unpreparable(err error) bool { return Number(err) == 1295 }
+// Unpreparable reports that the server cannot prepare a statement, which it could run as text.
+func Unpreparable(err error) bool { return Number(err) == unpreparable }
 
-// Full reports that the server takes no more connections, at all (1040) or of the
-// account (1203, 1226).
-func Full(err error) bool { return slices.Contains([]uint16{1040, 1203, 1226}, Number(err)) }
+// Full reports that the server takes no more connections, at all or of the account.
+func Full(err error) bool {
+	return slices.Contains([]uint16{tooManyConnections, tooManyOfAccount, accountLimit}, Number(err))
+}
 
 // TooManyPrepared reports that the server has as many prepared statements as it may have.
 func TooManyPrepared(err error) bool {
-	const maxPreparedStmtCount = 1461 // ER_MAX_PREPARED_STMT_COUNT_REACHED
-	return Number(err) == maxPreparedStmtCount
+	return Number(err) == tooManyPrepared
 }
 
-// Missing reports that a table (1146), a routine (1305) or a database (1049)
-// does not exist, that a routine takes other arguments (1318), or that its
-// definer is gone (1449).
+// Missing reports that a table, a routine or a database does not exist, that a routine takes other
+// arguments, or that its definer is gone.
 func Missing(err error) bool {
-	return slices.Contains([]uint16{1146, 1305, 1049, 1318, 1449}, Number(err))
+	return slices.Contains([]uint16{noTable, doesNotExist, noDatabase, otherArguments, noDefiner}, Number(err))
 }
 
-// NoColumn reports that a table does not have a column (1054), or that the account may not use it
-// (1143).
-func NoColumn(err error) bool { n := Number(err); return n == 1054 || n == 1143 }
+// NoColumn reports that a table does not have a column, or that the account may not use it.
+func NoColumn(err error) bool { n := Number(err); return n == noColumn || n == columnDenied }
 
 // Idle reports that the server has ended a connection on which nothing was sent for too long. If its
 // word for that came together with an answer, the base driver has it in its buffer, and sends nothing.
-func Idle(err error) bool { return Number(err) == 4031 || errors.Is(err, mysql.ErrBusyBuffer) }
+func Idle(err error) bool { return Number(err) == idleTooLong || errors.Is(err, mysql.ErrBusyBuffer) }
 
 // Broken reports that a connection is lost, so that the caller may try another.
 func Broken(err error) bool {
@@ -233,9 +232,9 @@ func OfControl(err error) error {
 	return err
 }
 
-// Gone reports whether err means that conn, and what it held, is lost: the server ended it
-// (1053, 1927, 3169, 4031, and 1105 on TiDB: by a KILL, or at a COMMIT whose outcome it does not
-// know), the network failed, or the end of a context closed it.
+// Gone reports whether err means that conn is lost, with the locks on it: the server ended it, the network
+// failed, or the end of a context closed it. TiDB does so by a KILL, or at a COMMIT whose outcome it does not
+// know, which its text tells.
 func Gone(err error, conn driver.Conn) bool {
 	if err == nil {
 		return false
@@ -245,9 +244,10 @@ func Gone(err error, conn driver.Conn) bool {
 	}
 	switch Number(err) {
 	case 0:
-	case 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 3169:
+	case shutdown, abortingConnection, connectionKilled, sessionKilled, clientGone, clientLost,
+		netReadError, netReadInterrupted, netWriteError, netWriteInterrupted:
 		return true
-	case 1105:
+	case failed:
 		return strings.Contains(err.Error(), "[executor:1317]") || strings.Contains(err.Error(), "execution result undetermined")
 	default:
 		return false

@@ -35,8 +35,7 @@ func Unknown(err error, conn driver.Conn) bool {
 // inTransaction reports whether a transaction is open: in one no variable of the next one can be set.
 func inTransaction(ctx context.Context, conn driver.Conn) (bool, error) {
 	err := Exec(ctx, conn, "SET /*!80000 @@transaction_read_only = @@transaction_read_only */ /*M!100000 @@tx_read_only = @@tx_read_only */")
-	const isOpen = 1568 // ER_CANT_CHANGE_TX_CHARACTERISTICS
-	if Number(err) == isOpen {
+	if Number(err) == openTransaction {
 		return true, nil
 	}
 	return false, err

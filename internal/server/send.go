@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -274,9 +273,8 @@ func (f Flavour) Require(condition string) string {
 
 // Stopped reports whether err is that of a [Flavour.Require] whose condition is not true.
 func Stopped(err error) bool {
-	const manyRows, noJSON = 1242, 3140
 	n := Number(err)
-	return n == manyRows || n == noJSON
+	return n == severalRows || n == invalidJSON
 }
 
 // Counted is Rows where there are any. If there are none, it fails, in a way that no statement
@@ -290,15 +288,17 @@ const tooLarge = "720.0424"
 
 // Unchanged reports whether err is that of [Counted] behind a statement that has changed nothing.
 func Unchanged(err error) bool {
-	const outOfRange = 1690
 	return Number(err) == outOfRange && strings.Contains(err.Error(), tooLarge+" + row_count()")
 }
 
 // Uncounted reports whether err may be that of [Counted], or of what else counts the rows of the statement before, which has
 // come through then: a KILL or a limit on time can hit either, and so can a lack of memory.
 func Uncounted(err error) bool {
-	const killed, mysqlTime, mariadbTime, memory, sortMemory, resources, stack, capacity = 1317, 3024, 1969, 1037, 1038, 1041, 1436, 3170
-	return slices.Contains([]uint16{killed, mysqlTime, mariadbTime, memory, sortMemory, resources, stack, capacity}, Number(err))
+	switch Number(err) {
+	case QueryInterrupted, queryTimeout, statementTimeout, outOfMemory, outOfSortMemory, outOfResources, stackOverrun, capacityExceeded:
+		return true
+	}
+	return false
 }
 
 // TakesPackets reports whether SendPacket and Guard do on conn what they promise: why is "" then. A guard has to stop
