@@ -35,7 +35,7 @@ browser: ## Install Chromium, which looks at the page of locks in its tests, if 
 lint: ## Check format and the workflows, and run golangci-lint, with vet and staticcheck in it, in every module
 	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
 	@echo "== actionlint"; $(call tool,actionlint) .github/workflows/*.yml
-	@echo "== words"; MYSQLLOCK_TEST_SERVERS=0 go test $(RACE) -vet=off -run '^(TestRetiredWords|TestReceiversAreInitialsAndLinesAreShort)$$' .
+	@echo "== words"; MYSQLLOCK_TEST_SERVERS=0 go test $(RACE) -vet=off -run '^(TestRetiredWords|TestReceiversAreInitialsAndLinesAreShort|TestCommentsNameTheirSubject|TestErrorNumbersHaveNames)$$' .
 	$(call each,GOFLAGS='$(shell go env GOFLAGS) $(RACE)' $(call tool,golangci-lint) run ./...)
 
 # The tests of tempserver are about servers, also those that run without one.

@@ -8,7 +8,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
@@ -16,6 +18,117 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 )
+
+// eachFile calls f with each file of Go in this repository but those of tests and of testdata, parsed with comments.
+func eachFile(t *testing.T, f func(path string, file *ast.File, at func(token.Pos) token.Position)) {
+	t.Helper()
+	files, n := token.NewFileSet(), 0
+	dbtest.OK(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == "testdata" || entry.Name() == ".git"):
+			return fs.SkipDir
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(files, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err == nil {
+			n++
+			f(path, file, files.Position)
+		}
+		return err
+	}))
+	if n < 200 {
+		t.Errorf("%d files read, want at least 200", n)
+	}
+}
+
+// riddles are relative clauses without a noun: the reader has to find out of what they speak.
+var riddles = regexp.MustCompile(`(?i)\b(what was|what were|whoever)\b|, of which\b`)
+
+// TestCommentsNameTheirSubject, but for those that users read, which are written for them.
+func TestCommentsNameTheirSubject(t *testing.T) {
+	eachFile(t, func(path string, file *ast.File, at func(token.Pos) token.Position) {
+		forUsers := map[*ast.CommentGroup]bool{}
+		if !strings.Contains(filepath.ToSlash(path), "internal/") {
+			forUsers[file.Doc] = true
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					forUsers[n.Doc] = n.Name.IsExported()
+				case *ast.GenDecl:
+					forUsers[n.Doc] = true
+				case *ast.ValueSpec:
+					forUsers[n.Doc], forUsers[n.Comment] = n.Names[0].IsExported(), n.Names[0].IsExported()
+				case *ast.Field:
+					exported := len(n.Names) > 0 && n.Names[0].IsExported()
+					forUsers[n.Doc], forUsers[n.Comment] = exported, exported
+				}
+				return true
+			})
+		}
+		for _, group := range file.Comments {
+			if riddle := riddles.FindString(group.Text()); riddle != "" && !forUsers[group] {
+				t.Errorf("%v: a comment has %q; name the thing: \"the statement that …\"", at(group.Pos()), riddle)
+			}
+		}
+	})
+}
+
+// TestErrorNumbersHaveNames: the number of an error is compared with a name, which is in
+// internal/server/numbers.go beside the name that the server has for it.
+func TestErrorNumbersHaveNames(t *testing.T) {
+	constants := 0
+	eachFile(t, func(path string, file *ast.File, at func(token.Pos) token.Position) {
+		ours := strings.HasPrefix(filepath.ToSlash(path), "internal/server/")
+		bare := func(e ast.Expr) bool {
+			literal, ok := e.(*ast.BasicLit)
+			if !ok || literal.Kind != token.INT {
+				return false
+			}
+			n, err := strconv.Atoi(literal.Value)
+			return err == nil && n > 1000 && n < 10_000
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GenDecl:
+				if ours && n.Tok == token.CONST {
+					constants += len(n.Specs)
+				}
+				return n.Tok != token.CONST
+			case *ast.BasicLit:
+				if ours && bare(n) {
+					t.Errorf("%v: %s has no name; give it one in internal/server/numbers.go", at(n.Pos()), n.Value)
+				}
+			case *ast.BinaryExpr:
+				for _, sides := range [][2]ast.Expr{{n.X, n.Y}, {n.Y, n.X}} {
+					if bare(sides[1]) && ofNumber(sides[0]) {
+						t.Errorf("%v: the number of an error has no name; see internal/server/numbers.go", at(n.Pos()))
+					}
+				}
+			}
+			return true
+		})
+	})
+	if constants < 90 {
+		t.Errorf("%d constants found in internal/server, want at least 90", constants)
+	}
+}
+
+// ofNumber reports whether e is server.Number(err), or the field Number of an error.
+func ofNumber(e ast.Expr) bool {
+	if call, ok := e.(*ast.CallExpr); ok {
+		e = call.Fun
+	}
+	switch e := e.(type) {
+	case *ast.SelectorExpr:
+		return e.Sel.Name == "Number"
+	case *ast.Ident:
+		return e.Name == "Number"
+	}
+	return false
+}
 
 // TestReceiversAreInitialsAndLinesAreShort: in this module all methods of a type have the same name for the
 // receiver, which is the type's first letter or the first letters of its words: c or lc for lockConn. No line but

@@ -268,7 +268,7 @@ func (b *bench) loads(w loads) error {
 	if b.short {
 		w.lasting = min(w.lasting, 40*time.Millisecond)
 		if wait = 300 * time.Millisecond; w.workers == 1 {
-			wait = 20 * time.Second // whoever is alone gets it once, however busy the machine is
+			wait = 20 * time.Second // a caller that is alone gets the lock once, however busy the machine is
 		}
 	}
 	for range b.times(w.epochs) {

@@ -104,7 +104,7 @@ func (c *cleaning) turn(ctx context.Context, s *session) error {
 	})
 }
 
-// report notes what was done so far, and now and then tells it to Progress.
+// report notes how far the cleaning is, and now and then tells Progress.
 func (c *cleaning) report() {
 	c.done = Cleaned{c.cleaner.Looked, c.cleaner.Removed, c.cleaner.Left, c.cleaner.Done}
 	if c.o.Progress != nil && time.Since(c.told) > cleanTell {

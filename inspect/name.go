@@ -46,7 +46,7 @@ type question struct {
 	namespace string // "" is all
 	keys      []string
 	try       bool
-	forced    bool // also rows of which a lease was taken away
+	forced    bool // also rows whose lease was taken away
 	stripes   int  // how many rows the keys of the namespace share; 0 if each key has its own
 }
 

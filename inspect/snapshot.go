@@ -106,7 +106,7 @@ type picture struct {
 	activity map[uint64]*Activity     // of connections that hold
 	unseen   Known[int]               // see Snapshot.Unseen
 	hiding   []transaction            // these, as far as they are known
-	sharers  map[id][]uint64          // connections of which some share a row, if it is not known which
+	sharers  map[id][]uint64          // connections, some of them sharing a row, if it is not known which
 	ages     map[uint64]time.Duration // of transactions on MariaDB, by connection
 	untold   bool                     // the table lacks columns, or the account may not read them
 	unlisted bool                     // the server lists no named locks: it was asked for single ones

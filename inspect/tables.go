@@ -32,7 +32,7 @@ func (p *picture) usersOfTable(ctx context.Context) error {
 		" WHERE SESSION_ID <> CONNECTION_ID() AND FIND_IN_SET((SELECT TIDB_TABLE_ID FROM information_schema.TABLES WHERE %s), RELATED_TABLE_IDS)"+
 		" AND NOT (STATE = 'LockWaiting' AND MEM_BUFFER_KEYS = 0)"+
 		" LIMIT %d", p.table.Where("TABLE_SCHEMA", "TABLE_NAME"), most))
-	if err == nil { // of which an account without PROCESS sees its own only, without an error
+	if err == nil { // an account without PROCESS sees the waits of its own connections only, without an error
 		_, err = p.query(ctx, "SELECT 1 FROM information_schema.DATA_LOCK_WAITS LIMIT 1")
 	}
 	if err := p.tolerate(err, whoAny, p.grant("PROCESS", "*.*")); err != nil {

@@ -56,7 +56,7 @@ func (c *checker) checkLeft(l *lock) {
 		if !isConn(st) {
 			continue
 		}
-		left := make(map[string]*statement) // by what was left
+		left := make(map[string]*statement) // by the object that is left
 		for _, s := range c.statements {
 			if s == st || !isConn(s) || c.source(s.on) != c.source(st.on) {
 				continue

@@ -163,7 +163,7 @@ func (c *child) kill() {
 // suspend deals with a command that was stopped by s. It reports whether we were
 // stopped as well, so that the shell sees it, and have been continued.
 func (c *child) suspend(s syscall.Signal, signals <-chan os.Signal) bool {
-	if c.terminal == nil { // whoever has stopped it will continue it
+	if c.terminal == nil { // the process that has stopped the command will continue it
 		return false
 	}
 	if (s == syscall.SIGTTIN || s == syscall.SIGTTOU) && c.terminal.ours() { // it wants the terminal

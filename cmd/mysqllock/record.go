@@ -194,7 +194,7 @@ func printMoment(w io.Writer, m *record.Moment, keys []string) {
 	printAround(w, c, width, m)
 }
 
-// printAround writes what was not seen, and what happened around the time.
+// printAround writes the gaps of the record, and the events around the time.
 func printAround(w io.Writer, c colours, width int, m *record.Moment) {
 	if m.Known && m.Gaps != "" {
 		printNote(w, c, width, printable(m.Gaps))

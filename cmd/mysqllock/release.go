@@ -172,7 +172,7 @@ func (b *breaking) whichSlot(snap *inspect.Snapshot) error {
 	return fmt.Errorf("%q has slots, of which these are held: %s; say which by --slot, or --all-slots", b.key, strings.Join(slots, ", "))
 }
 
-// after is err, with what was released before.
+// after is err, with the locks that were released before.
 func (b *breaking) after(done []jsonReleased, err error) error {
 	for _, r := range done {
 		err = fmt.Errorf("%w; the %s lock on %s was released before", err, r.Strategy, r.label)

@@ -74,7 +74,7 @@ func (t *terminal) echo(to int, s syscall.Signal) {
 		_ = syscall.Kill(to, s)
 		time.Sleep(time.Second) // goes by only where it is ignored
 	case s == syscall.SIGQUIT:
-		signal.Ignore(s) // of which Go's runtime would tell at length
+		signal.Ignore(s) // else Go's runtime would tell of it at length
 		_ = syscall.Kill(to, s)
 	}
 }

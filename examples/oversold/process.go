@@ -32,7 +32,7 @@ func rush(ctx context.Context, how way, dsn string, processes, buyers int) (tall
 			return tally{}, err
 		}
 	}
-	// Whoever came first would buy alone: the doors open for all at once.
+	// The first buyer would buy alone: the doors open for all at once.
 	for _, c := range children {
 		if err := c.ready(); err != nil {
 			return tally{}, err

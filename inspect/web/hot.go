@@ -39,7 +39,7 @@ type heat struct {
 	NowMore bool   `json:"nowMore,omitempty"` // likewise, now
 }
 
-// add counts what was seen at another time, or of other keys.
+// add counts the waits of another time, or of other keys.
 func (h *heat) add(other heat) {
 	h.Waited += other.Waited
 	h.Longest, h.Most = max(h.Longest, other.Longest), max(h.Most, other.Most)
@@ -169,7 +169,7 @@ func (p *past) hot(now int64, snap *inspect.Snapshot) [][]heat {
 	return out
 }
 
-// merged adds up by class what was seen at different times.
+// merged adds up by class the waits of different times.
 func merged(list []heat) []heat { return sum(list, (*heat).add) }
 
 // sum has each class once.

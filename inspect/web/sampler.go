@@ -78,7 +78,7 @@ func newSampler(i *inspect.Inspector, o Options) *sampler {
 	return s
 }
 
-// enter adds a viewer, and returns what to tell it first: the hello with what was before,
+// enter adds a viewer, and returns what to tell it first: the hello with the views before,
 // then the last view, however old, and the failure since.
 func (s *sampler) enter() (_ viewer, h hello, first []message, _ error) {
 	s.mu.Lock()

@@ -22,7 +22,7 @@ type Proxy struct {
 	passes   [2]chan struct{} // per direction, closed while bytes come through
 	delay    time.Duration    // each way
 	word     []byte           // nil is none
-	lateWord []byte           // whoever says it is held up, or the answer
+	lateWord []byte           // a statement with it is held up, or the answer
 	least    time.Duration    // by how much; where it is not 0, never the answer
 	most     time.Duration
 	cuts     bool // a connection whose client says it is reset, before or after it has come through

@@ -57,7 +57,7 @@ type Settings struct {
 }
 
 // Connectors open the connections of a handle, one connector for each purpose. mysqllock.NewConnector has made each for
-// its purpose; with mysqllock.Wrap each is that of the application, of which nothing is known.
+// its purpose; with mysqllock.Wrap each is the application's, and nothing is known of it.
 type Connectors struct {
 	App         Connector // statements of the application
 	Session     Connector // sessions; App, where the server refuses those that run several statements

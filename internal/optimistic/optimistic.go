@@ -384,7 +384,7 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 		return err
 	}
 	a.Heard.Store(true)
-	a.HeldBy = nil // whoever has locked the row is not the holder of the lease
+	a.HeldBy = nil // the transaction that has locked the row is not the holder of the lease
 	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ type Conn struct {
 	State    any                  // what users keep with the connection from one Acquire to the next; guarded by the turn
 	sockets  *socket.Group        // of a connection of a pool
 	contact  atomic.Int64         // when the server last answered, or when the statement was sent that it answered; since epoch
-	since    time.Time            // when the connection was put back; guarded by the budget's mutex, and by the turn of whoever acquires it
+	since    time.Time            // when the connection was put back; guarded by the budget's mutex, and by the turn of its next user
 	blocks   atomic.Bool          // the user may be waiting in the server, and is counted for that
 	beside   bool                 // the user has asked for the connection with As.Beside; guarded by the turn
 }

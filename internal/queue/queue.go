@@ -694,7 +694,7 @@ func (t *Ticket) Handoff(giver, handed any) bool {
 		return false
 	}
 	next.ends = time.Time{}                    // the next waiter comes to the front, however late it is
-	next.ticket.handed, t.handed = handed, nil // what was handed over to the giver is of no use any more
+	next.ticket.handed, t.handed = handed, nil // t has used what it was handed itself
 	t.leave()
 	return true
 }

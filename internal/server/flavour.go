@@ -66,7 +66,7 @@ var (
 // engine is one that calls itself something else than MySQL or MariaDB.
 type engine struct {
 	name  string
-	words []string // of which its version, or its version's comment, has one, in lower case
+	words []string // its version, or its version's comment, has one of these, in lower case
 	can   Flavour
 	ask   func(*Info, context.Context, driver.Conn) error // asks what MySQL is asked in other words; nil: nothing more
 }

@@ -22,7 +22,7 @@ func Within(ctx context.Context, limit time.Duration) (context.Context, context.
 	return context.WithTimeoutCause(ctx, limit, Silence{limit})
 }
 
-// Unanswered returns the error of what was sent with ctx: the Silence that has ended ctx in place of
+// Unanswered returns the error of a statement with ctx: the Silence that has ended ctx in place of
 // err, unless err is the server's answer.
 func Unanswered(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || Number(err) != 0 {

@@ -29,7 +29,7 @@ const (
 	thenAnother then = iota + 1 // another statement behind FOR, which decides instead
 	thenWith                    // the queries of WITH, and another
 	thenPlan                    // another behind ANALYZE, which runs
-	thenBody                    // statements of which nobody knows whether they run
+	thenBody                    // statements that may run, or not
 	thenSet                     // what SET sets
 	thenName                    // a name
 	thenTarget                  // that of the table which INSERT writes

@@ -118,7 +118,7 @@ type Verified interface {
 	Verify(ctx context.Context, conn driver.Conn) error
 }
 
-// Attached is a grant of which the connection of the transaction carries a part: that transaction began with the
+// Attached is a grant that has a part on the connection of the transaction: that transaction began with the
 // grant. Detach removes that part from the connection, and does nothing if there is none. The caller has the turn of
 // the connection, and calls Detach before anybody else uses it. After an error the connection must be closed.
 type Attached interface{ Detach() error }

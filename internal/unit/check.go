@@ -191,7 +191,7 @@ func (cs *ctxState) lost(g *grant) {
 // fail ends the unit of work after the loss of a grant. cause is the error of what comes later.
 func (cs *ctxState) fail(cause error) {
 	if cs.grants.until != nil {
-		cs.failed = cause // what was decided under the grant must not be written without it
+		cs.failed = cause // a decision under the grant must not be written without it
 	}
 	if cs.unit != nil {
 		cs.unit.fail(cause, false)

@@ -88,7 +88,7 @@ func (cs *ctxState) part(h *outerHold) {
 	}
 }
 
-// watch gives the grants back when end ends, the context that bounds what was read under them.
+// watch gives the grants back when end ends, the context that bounds the reads under them.
 func (cs *ctxState) watch(end context.Context) {
 	cs.grants.watch(end, cs.handle.Settings.Observe != nil, func() {
 		_ = cs.take(context.Background())
@@ -97,7 +97,7 @@ func (cs *ctxState) watch(end context.Context) {
 	})
 }
 
-// inTime gives the grants back if the context has ended that bounds what was read under them. While a
+// inTime gives the grants back if the context has ended that bounds the reads under them. While a
 // transaction is open, they wait for its end.
 func (cs *ctxState) inTime() {
 	if cs.unit != nil || !cs.grants.over() {

@@ -15,7 +15,7 @@ import (
 
 // A decision is what a caller concludes from what it has read in a lock context outside a transaction,
 // and writes later. The decision stands as long as the unit of work that the read began, since until
-// then nobody else can change what was read:
+// then nobody else can change the data:
 //
 //	        read outside a transaction
 //	none ───────────────────────────────► standing (decided)
@@ -66,7 +66,7 @@ func staleReadOf(lockCtx *hint.LockContext) *staleRead {
 
 // decision is what a context state remembers of the decisions in its lock context.
 type decision struct {
-	readStands bool       // a decision stands: the unit of work, or one of its grants, keeps others from changing what was read
+	readStands bool       // a decision stands: the unit of work, or one of its grants, keeps others from changing the data
 	stale      *staleRead // the outstanding decision; all handles share it
 }
 

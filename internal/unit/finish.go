@@ -111,7 +111,7 @@ func (u *unit) sendCommit() error {
 	}
 	err = u.unfinished("commit", err, refused, e)
 	if u.ctxState.grants.until != nil || u.until != nil && u.hold == nil {
-		u.ctxState.failed = u.cause // what was read under the lock must not decide on what is written without it
+		u.ctxState.failed = u.cause // a read under the lock must not decide on a write without it
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 //	what                                              function
 //	the end of the unit of work                       unit.end
 //	the end of the last hold that has joined a grant  ctxState.part, if that comes later
-//	the end of the context that bounds what was read  ctxState.inTime, by watch or before the next statement
+//	the end of the context that bounds the reads      ctxState.inTime, by watch or before the next statement
 //	the loss of a grant                               ctxState.lost
 //
 // The turn of the context state guards them.
@@ -21,7 +21,7 @@ type grants struct {
 	list    []*grant
 	joined  []*outerHold    // holds that have joined one of list, and end with it
 	owed    string          // what has ended the unit of work while list stayed for the holds in joined; "" for nothing
-	until   context.Context // the context that bounds what was read under list; nil if nothing was
+	until   context.Context // the context that bounds the reads under list; nil if nothing was
 	unwatch func() bool     // ends the watch on until; nil for none
 }
 
@@ -61,7 +61,7 @@ func (g *grants) drop(keep int, released func(*grant)) (owed string) {
 	return owed
 }
 
-// watch has ended called when end ends, the context that bounds what was read under the grants.
+// watch has ended called when end ends, the context that bounds the reads under the grants.
 //
 // For versions, watch starts nothing, since nobody waits for a version, and the next statement looks at
 // end anyway. Then end does not keep this state of a lock context that nobody uses any more. If the grants are
@@ -81,5 +81,5 @@ func (g *grants) watch(end context.Context, observed bool, ended func()) {
 	g.unwatch = context.AfterFunc(end, ended)
 }
 
-// over reports whether the context has ended that bounds what was read under the grants.
+// over reports whether the context has ended that bounds the reads under the grants.
 func (g *grants) over() bool { return g.until != nil && g.until.Err() != nil && len(g.list) > 0 }

@@ -228,7 +228,7 @@ func (h *Hold) Expiry() time.Time {
 	return h.grant.expiry()
 }
 
-// End commits what was done in the hold, or rolls it back, and gives the lock back.
+// End commits the statements in the hold, or rolls them back, and gives the lock back.
 func (h *Hold) End(commit bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -253,7 +253,7 @@ func (h *Hold) Loss() error {
 }
 
 // Stays returns why the key may still be locked although the hold has ended; nil if the key is free, or
-// somebody else's. The error says nothing against what was done in the hold.
+// somebody else's. The error says nothing against the statements in the hold.
 func (h *Hold) Stays() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -82,7 +82,7 @@ func noteHolds(st *statement.Statement) {
 }
 
 // outlived notes that the hold's lease or advisory lock is not held any more. The lock context around the
-// hold goes on, but no decision may be based on what was read in the hold.
+// hold goes on, but no decision may be based on a read in the hold.
 func (oh *outerHold) outlived() {
 	oh.gone.Store(true)
 	if oh.stale != nil && oh.read.Load() {

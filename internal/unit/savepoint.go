@@ -81,7 +81,7 @@ func (u *unit) stillLocked(ctx context.Context, before string) error {
 	return err
 }
 
-// goBack undoes what was done since the savepoint of t. If the savepoint may be older than a row lock,
+// goBack undoes all statements since the savepoint of t. If the savepoint may be older than a row lock,
 // goBack runs as a caller's statement does, so that the unit asks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save

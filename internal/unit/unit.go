@@ -19,7 +19,7 @@
 //	appconn.go                                what the driver knows of a connection of the application
 //	savepoint.go                              savepoints in SQL text
 //	outer.go, grants.go                       holds around, and the grants of a unit of work
-//	grant.go, decision.go                     a grant, and what was read under grants
+//	grant.go, decision.go                     a grant, and reads under grants
 package unit
 
 import (
@@ -53,7 +53,7 @@ type unit struct {
 	limit    time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
 	levels   sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
 	next     func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
-	has      *hint.Hint     // the last hint of which the unit has all locks
+	has      *hint.Hint     // the last hint all of whose locks the unit has
 	outer    []*grant       // grants of the holds around
 	hold     *outerHold     // the hold that ends the unit, in place of a commit in it; nil for none
 	stack    []*inner       // open transactions of the caller, outermost first
@@ -306,7 +306,7 @@ func (u *unit) lose(cause error, gone bool) {
 	noTransaction := u.until != nil && len(u.stack) == 0 && !u.keep
 	conflictAfterReads := conflict && (u.until != nil || u.ctxState.grants.until != nil)
 	if u.hold == nil && (noTransaction || conflictAfterReads) {
-		u.ctxState.failed = u.cause // what was decided in the unit must not be written without its lock
+		u.ctxState.failed = u.cause // a decision in the unit must not be written without its lock
 	}
 	if len(u.stack) == 0 {
 		u.end()

@@ -39,8 +39,8 @@ type statements struct {
 	o *Observer
 }
 
-// parents are the spans beneath which a statement's span lies, of which the first is its
-// parent; none if it has no span.
+// parents are the spans beneath which a statement's span lies, its parent first; none if it has no
+// span.
 func parents(ctx context.Context, l intercept.Lock) (out []trace.SpanContext) {
 	for _, asked := range l.Contexts {
 		if r, ok := asked.Value(recordKey{}).(*record); ok {
@@ -111,8 +111,7 @@ func (s statements) span(ctx context.Context, name, text string, start time.Time
 // a call.
 var commits = regexp.MustCompile(`\bCOMMIT(;| \*/)`)
 
-// verb names a statement of the driver's own, of which many are blocks of several, or calls of
-// such a block, by what it does to the transaction, or to data.
+// verb names a statement of the driver's own, often a block of several, or a call of such a block, by what it does to the transaction, or to data.
 func verb(text string) string {
 	inside, block := strings.CutPrefix(text, "BEGIN NOT ATOMIC ")
 	switch {
