@@ -6,7 +6,6 @@ import (
 	"errors"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -107,20 +106,16 @@ func (s statements) span(ctx context.Context, name, text string, start time.Time
 	}
 }
 
-// commits is in a statement of the driver's own that commits: in a block, or in the comment of
-// a call.
-var commits = regexp.MustCompile(`\bCOMMIT(;| \*/)`)
+// commits finds a COMMIT among the statements of a text.
+var commits = regexp.MustCompile(`(^|; )COMMIT(;|$)`)
 
-// verb names a statement of the driver's own, often a block of several, or a call of such a block, by what it does to the transaction, or to data.
+// verb names a text of the driver's own, of one statement or of several: COMMIT if one of these commits, else by the
+// first.
 func verb(text string) string {
-	inside, block := strings.CutPrefix(text, "BEGIN NOT ATOMIC ")
-	switch {
-	case (block || strings.HasPrefix(text, "CALL ")) && commits.MatchString(text):
+	if commits.MatchString(text) {
 		return "COMMIT"
-	case block && strings.Contains(inside, "START TRANSACTION"):
-		return "BEGIN"
 	}
-	return sqltext.Verb(inside)
+	return sqltext.Verb(text)
 }
 
 // The errors of a statement that finds a lock held.

@@ -2,14 +2,14 @@ package lockotel
 
 import "testing"
 
-// TestADriversStatementIsNamedByItsEffect: by what it does to the transaction.
-func TestADriversStatementIsNamedByItsEffect(t *testing.T) {
+// TestATextOfSeveralStatementsIsNamedByItsCommit, or else by its first statement.
+func TestATextOfSeveralStatementsIsNamedByItsCommit(t *testing.T) {
 	for text, want := range map[string]string{
-		"BEGIN NOT ATOMIC SET @mysqllock_held = 0; IF @mysqllock_held = 1 THEN COMMIT; SET @mysqllock_done = 'a'; ELSE SELECT 0; END IF; END": "COMMIT",
-		"CALL shop.mysqllock_commit1('shop', '[]', 'a') /* fence and COMMIT */":                                                               "COMMIT",
-		"CALL shop.mysqllock_take1('shop', x'00')":                                                                                            "CALL",
-		"BEGIN NOT ATOMIC START TRANSACTION READ WRITE; SELECT 1 FROM t FOR UPDATE; END":                                                      "BEGIN",
-		"BEGIN NOT ATOMIC SET @a = 1; UPDATE t SET owner = NULL; END":                                                                         "UPDATE",
+		"SELECT IF(ROW_COUNT() = 2, 1, (SELECT 1 UNION ALL SELECT 2)) LIMIT 1; COMMIT":               "COMMIT",
+		"UPDATE t SET owner = NULL; SELECT 1; COMMIT; SELECT 1; SELECT RELEASE_LOCK('x')":            "COMMIT",
+		"COMMIT; SELECT 1; SELECT owner FROM t LIMIT 1 FOR UPDATE NOWAIT":                            "COMMIT",
+		"SET TRANSACTION READ ONLY; SELECT token FROM t LIMIT 1 FOR UPDATE NOWAIT":                   "SET",
+		"UPDATE t SET committed = 1 WHERE name = x'636f6d6d69743b20434f4d4d49543b' AND n = 'COMMIT'": "UPDATE",
 		"START TRANSACTION": "START",
 		"COMMIT":            "COMMIT",
 	} {
