@@ -197,18 +197,17 @@ func TestTheApplicationsClockLetsNobodyInBesideALiveLease(t *testing.T) {
 
 // freeze has a host wait for the row lock on k, which somebody has locked for a moment,
 // and stand still as soon as it has begun to wait. After that the row is free.
-func freeze(s *stock.Shop, cfg mysqllock.Config, grant func(context.Context, *sql.DB, func(), ...lockctx.Option) error, opts ...lockctx.Option) {
+func freeze(s *stock.Shop, grant func(context.Context, *sql.DB, func(), ...lockctx.Option) error, opts ...lockctx.Option) {
 	s.T.Helper()
 	moment, err := s.Plain.Begin()
 	dbtest.OK(s.T, err)
 	defer moment.Rollback()
 	dbtest.Exec(s.T, moment, "SELECT 1 FROM mysqllock WHERE namespace = ? AND name = 'k' FOR UPDATE", s.Name)
-	waits := []string{"_wait2`(x'", " */ CONNECTION_ID()", " */ token, owner"}
-	v := dbtest.NewVanishing(waits...)
+	v := dbtest.NewVanishing(" */ CONNECTION_ID()", " */ token, owner")
 	close(v.Armed)
 	base := s.Config()
 	base.DialFunc = v.Dial
-	connector, err := mysqllock.NewConnector(base, cfg)
+	connector, err := mysqllock.NewConnector(base, mysqllock.Config{})
 	dbtest.OK(s.T, err)
 	db := sql.OpenDB(connector)
 	var all sync.WaitGroup
@@ -259,23 +258,10 @@ func TestAFrozenWaiterKeepsNoLeaseFromBeingRenewed(t *testing.T) {
 				if name == "a second key" {
 					continue // it may have written already, so the server cannot end its transaction
 				}
-				freeze(s, mysqllock.Config{}, grant, lockctx.Wait(time.Minute))
-				freeze(s, mysqllock.Config{}, grant, lockctx.Wait(time.Minute), lockctx.Shared())
+				freeze(s, grant, lockctx.Wait(time.Minute))
+				freeze(s, grant, lockctx.Wait(time.Minute), lockctx.Shared())
 			}
 		})
-	})
-}
-
-// TestAFrozenWaiterKeepsNoLeaseWithoutTheProcedureEither, on MySQL, for an account that may not make it: the server
-// ends its connection after a second.
-func TestAFrozenWaiterKeepsNoLeaseWithoutTheProcedureEither(t *testing.T) {
-	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		if s.MariaDB() {
-			t.Skip("there the same is an anonymous block")
-		}
-		s.Lapse(s.Handle(), "k")
-		cfg := mysqllock.Config{Schema: "manual"}
-		keeps(s, "k", func() { freeze(s, cfg, grants["BeginTx"], lockctx.Wait(time.Minute)) })
 	})
 }
 
@@ -298,34 +284,26 @@ func TestAWaiterForOneKeyDoesNotLockTheLeasedRowOfAnother(t *testing.T) {
 	})
 }
 
-// TestAWaitLeavesSettingsAsTheyWere on its connection, in whichever way it ends.
+// TestAWaitLeavesSettingsAsTheyWere for the transaction that is granted the lock, and for the next one.
 func TestAWaitLeavesSettingsAsTheyWere(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
 		s.Lapse(s.Handle(), "k")
-		for name, db := range map[string]*sql.DB{"by the procedure": s.Handle(), "without it": s.Handle("readTimeout=4s")} {
-			db.SetMaxOpenConns(1)
-			settings := func() (id, row, idle int) {
-				dbtest.OK(t, db.QueryRow("SELECT CONNECTION_ID(), @@SESSION.innodb_lock_wait_timeout, @@SESSION.wait_timeout").Scan(&id, &row, &idle))
-				return id, row, idle
-			}
-			id, row, idle := settings()
-			same := func(after string) {
-				if id2, row2, idle2 := settings(); id2 != id || row2 != row || idle2 != idle {
-					t.Errorf("%s, after %s: connection %d with %d and %d, before %d with %d and %d", name, after, id2, row2, idle2, id, row, idle)
-				}
-			}
-			held := dbtest.Begin(t, lockctx.With(t.Context(), "k"), s.Handle())
-			wait := func(d time.Duration) error {
-				return begun(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(d)), db, func() {}, nil)
-			}
-			dbtest.Is(t, name, stock.Told(func() error { return wait(300 * time.Millisecond) }), mysqllock.ErrTimeout)
-			if id2, _, _ := settings(); id2 != id { // a KILL that came late closes it
-				id, _, _ = settings()
-			}
-			same("the wait")
-			time.AfterFunc(300*time.Millisecond, func() { _ = held.Rollback() })
-			dbtest.OK(t, wait(time.Minute))
-			same("a grant")
+		db := s.Handle("lockMaxConns=1")
+		settings := func(wait time.Duration) (seen string, err error) {
+			err = stock.InTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(wait)), db, func(tx *sql.Tx) error {
+				return tx.QueryRow("SELECT CONCAT_WS(' ', @@SESSION.innodb_lock_wait_timeout, @@SESSION.lock_wait_timeout, @@SESSION.wait_timeout)").Scan(&seen)
+			})
+			return seen, err
+		}
+		before, err := settings(time.Minute)
+		dbtest.OK(t, err)
+		held := dbtest.Begin(t, lockctx.With(t.Context(), "k"), s.Handle())
+		dbtest.Is(t, "a wait", stock.Told(func() error { return dbtest.Err(settings(300 * time.Millisecond)) }), mysqllock.ErrTimeout)
+		time.AfterFunc(300*time.Millisecond, func() { _ = held.Rollback() })
+		for _, after := range []string{"a wait that is granted the lock", "a wait before"} {
+			now, err := settings(time.Minute)
+			dbtest.OK(t, err)
+			dbtest.Equal(t, "settings after "+after+": %s", now, before)
 		}
 	})
 }
