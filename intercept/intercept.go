@@ -33,7 +33,9 @@ func With(interceptors ...sqlmw.Interceptor) func(driver.Connector) (driver.Conn
 	}
 }
 
-// Step is a step in the life of a lock, for which the driver sends a statement of its own.
+// Step is a step in the life of a lock, for which the driver sends a statement of its own, or
+// several in one text, with "; " between them. A text of the application's has none of these
+// beside it.
 type Step string
 
 const (
@@ -41,10 +43,11 @@ const (
 	// that begins with it; or the caller that does not get it asks who holds it.
 	Take = Step(purpose.Take)
 	// Fence: right before a COMMIT, the server is asked whether the locks are still held,
-	// or versions are compared. With a lease the same statement may
-	// commit, and release the lease.
+	// or versions are compared. The COMMIT may be in the same text, and what gives back a
+	// lease or an advisory lock behind it.
 	Fence = Step(purpose.Fence)
 	// End: the COMMIT or ROLLBACK of a transaction that the driver has begun for a lock.
+	// Behind a COMMIT the same text may lock the key for the next caller of the process.
 	End = Step(purpose.End)
 	// Release: a lock outside of transactions is given back.
 	Release = Step(purpose.Release)

@@ -185,10 +185,7 @@ func (b board) want(t *testing.T, others map[uint64]string) {
 // TestWorkersDrainEachTaskOnce: there are 4 processes of 4 workers each, with each tool.
 func TestWorkersDrainEachTaskOnce(t *testing.T) {
 	onTools(t, func(t *testing.T, b board, tool string) {
-		tasks := 600
-		if tool == withoutClause { // its workers must meet
-			tasks = 2000
-		}
+		const tasks = 600
 		b.fill(t, tasks)
 		start := time.Now()
 		tried := b.processes(t, tool)
