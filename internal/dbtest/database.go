@@ -102,6 +102,16 @@ func New(t testing.TB, bin tempserver.Binary, srv *tempserver.Server) *Database 
 	return (&Database{Server: srv, Flavour: bin.Flavour}).Beside(t)
 }
 
+// At returns the database that a DSN leads to, for a process that another test has
+// started. Its server is not known.
+func At(t testing.TB, dsn string) *Database {
+	t.Helper()
+	cfg, err := mysql.ParseDSN(dsn)
+	OK(t, err)
+	cfg.Logger = &mysql.NopLogger{}
+	return &Database{T: t, Name: cfg.DBName, config: cfg}
+}
+
 // Each returns a database on each server.
 func Each(t testing.TB) (all []*Database) {
 	t.Helper()
