@@ -839,13 +839,17 @@ func (q *Queue) Waiting(key string) int {
 	return 0
 }
 
-// HolderOf returns who holds, in this process, what e asks for, with the holder's ticket; one of several; nil if
-// nobody does.
-func (q *Queue) HolderOf(e Key) (*lockerr.Holder, *Ticket) {
+// HolderOf returns the holder, in this process, of the first of keys that has one, and the holder's ticket; nil if none
+// has. A key may have several holders: HolderOf returns one of these.
+func (q *Queue) HolderOf(keys ...Key) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.queues[e.name()]; l != nil {
-		return l.holder()
+	for _, key := range keys {
+		if l := q.queues[key.name()]; l != nil {
+			if h, t := l.holder(); h != nil {
+				return h, t
+			}
+		}
 	}
 	return nil, nil
 }

@@ -65,14 +65,13 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lo
 	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
 }
 
-// blocker returns who keeps the caller waiting in the server, by the statement with the mark. Who has gone ahead in the
-// queue waits for a caller of this process: the queue knows that one without a question, for which there may be no time.
+// blocker returns the holder for which the caller waits in the server, by the statement with the mark. A caller that has
+// gone ahead waits for a holder of its own process. The queue names that holder without a question to the server, which a
+// busy server may not answer in time.
 func (a *attempt) blocker(ctx context.Context, mark string) *lockerr.Holder {
 	if a.Ticket.Ahead() {
-		for _, key := range a.r.Keys {
-			if h, _ := a.cfg.Queue.HolderOf(key); h != nil {
-				return h
-			}
+		if h, _ := a.cfg.Queue.HolderOf(a.r.Keys...); h != nil {
+			return h
 		}
 	}
 	return a.askHolder(ctx, a.c.KnownID(), mark)

@@ -78,7 +78,7 @@ func dropped(err error) bool {
 	switch n {
 	case ParseError, notSupported, noColumn, noTable, noDatabase, doesNotExist: // also vtgate's own
 		return strings.Contains(text, rolledBack)
-	case failed:
+	case unknownError:
 		return !strings.Contains(text, "syntax error at position")
 	case diskFull, outOfMemory, outOfSortMemory, outOfResources, tableFull, lockTableFull, noThread, tooManyDelayed,
 		tooManyConnections, tooManyOfAccount, accountLimit, hostBlocked,
@@ -172,7 +172,7 @@ func Unparsed(err error) bool { return Number(err) == ParseError }
 // function, a table, a database or a feature; or that the server says no more than that the statement failed.
 func lacks(err error) bool {
 	switch Number(err) {
-	case ParseError, noVariable, noColumn, doesNotExist, noTable, UnknownTable, noDatabase, notSupported, failed:
+	case ParseError, noVariable, noColumn, doesNotExist, noTable, UnknownTable, noDatabase, notSupported, unknownError:
 		return true
 	}
 	return false
@@ -180,7 +180,7 @@ func lacks(err error) bool {
 
 // Unsupported reports that a connection was refused because of what it asked for.
 func Unsupported(err error) bool {
-	return slices.Contains([]uint16{handshakeFailed, failed, notSupported, noAuthMode}, Number(err))
+	return slices.Contains([]uint16{handshakeFailed, unknownError, notSupported, noAuthMode}, Number(err))
 }
 
 // Unpreparable reports that the server cannot prepare a statement, which it could run as text.
@@ -247,7 +247,7 @@ func Gone(err error, conn driver.Conn) bool {
 	case shutdown, abortingConnection, connectionKilled, sessionKilled, clientGone, clientLost,
 		netReadError, netReadInterrupted, netWriteError, netWriteInterrupted:
 		return true
-	case failed:
+	case unknownError:
 		return strings.Contains(err.Error(), "[executor:1317]") || strings.Contains(err.Error(), "execution result undetermined")
 	default:
 		return false

@@ -19,8 +19,8 @@ const (
 	failedCommit     = 1180 // ER_ERROR_DURING_COMMIT
 	lockTableFull    = 1206 // ER_LOCK_TABLE_FULL
 	severalRows      = 1242 // ER_SUBQUERY_NO_1_ROW
-	outOfRange       = 1690 // ER_DATA_OUT_OF_RANGE
 	openTransaction  = 1568 // ER_CANT_CHANGE_TX_CHARACTERISTICS
+	outOfRange       = 1690 // ER_DATA_OUT_OF_RANGE
 	statementTimeout = 1969 // ER_STATEMENT_TIMEOUT: max_statement_time of MariaDB
 	queryTimeout     = 3024 // ER_QUERY_TIMEOUT: MAX_EXECUTION_TIME
 	hookFailed       = 3100 // ER_RUN_HOOK_ERROR: of Group Replication, before COMMIT
@@ -56,7 +56,7 @@ const (
 	handshakeFailed = 1043 // ER_HANDSHAKE_ERROR
 	noDatabase      = 1049 // ER_BAD_DB_ERROR
 	noColumn        = 1054 // ER_BAD_FIELD_ERROR
-	failed          = 1105 // ER_UNKNOWN_ERROR: engines other than MySQL say no more
+	unknownError    = 1105 // ER_UNKNOWN_ERROR: engines other than MySQL say no more
 	noTable         = 1146 // ER_NO_SUCH_TABLE
 	noVariable      = 1193 // ER_UNKNOWN_SYSTEM_VARIABLE
 	notSupported    = 1235 // ER_NOT_SUPPORTED_YET

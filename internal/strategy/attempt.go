@@ -148,10 +148,8 @@ func (a *Attempt) Enqueue(ctx context.Context, q *queue.Queue, keys []queue.Key,
 	if err == nil {
 		return nil
 	}
-	for _, e := range keys {
-		if a.HeldBy == nil {
-			a.HeldBy, _ = q.HolderOf(e)
-		}
+	if a.HeldBy == nil {
+		a.HeldBy, _ = q.HolderOf(keys...)
 	}
 	if !inFront.Asks && a.HeldBy == nil && !a.Heard.Load() && a.Short != nil {
 		if short := a.Short(); short != nil {
