@@ -658,18 +658,10 @@ var elsewhere = map[string]*regexp.Regexp{
 // TestRetiredWords: each thing has one word, in code and in the pages: see "Words" in
 // docs/architecture.md.
 func TestRetiredWords(t *testing.T) {
-	files := 0
-	dbtest.OK(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && (entry.Name() == "testdata" || entry.Name() == ".git"):
-			return fs.SkipDir
-		case path == "docs_test.go" || !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".md") && path != "Makefile":
-			return nil
-		}
-		files++
-		text, err := os.ReadFile(path)
+	hasWords := func(path string) bool {
+		return path != "docs_test.go" && (strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".md") || path == "Makefile")
+	}
+	eachFile(t, 400, hasWords, func(path string, text []byte) {
 		n := 0
 		for line := range strings.Lines(string(text)) {
 			n++
@@ -683,11 +675,7 @@ func TestRetiredWords(t *testing.T) {
 				before = word
 			}
 		}
-		return err
-	}))
-	if files < 400 {
-		t.Errorf("%d files read, want at least 400", files)
-	}
+	})
 }
 
 // wordsOf returns the words of a line in lower case, also those within names.

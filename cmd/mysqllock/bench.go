@@ -56,7 +56,7 @@ With --json it is a list of "what", "n", "round_trips", "median_ms" and "p99_ms"
 	return c
 }
 
-// figure is what was measured of one way to lock.
+// figure is the measurement of one way to lock.
 type figure struct {
 	What   string  `json:"what"`
 	N      int     `json:"n"` // how often it was done

@@ -21,8 +21,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// demo is what the command of that name shows: buyers of seats, of which there are
-// too few.
+// demo is what the command of that name shows: more buyers than seats.
 type demo struct {
 	at     *target
 	out    io.Writer

@@ -82,7 +82,7 @@ func terminalOf(w io.Writer) (file *os.File, ok bool) {
 	return file, ok && term.IsTerminal(int(file.Fd()))
 }
 
-// screen gathers what is then shown at once, in place of what was there before.
+// screen gathers what is then shown at once, in place of the text before.
 type screen struct {
 	bytes.Buffer
 	of io.Writer

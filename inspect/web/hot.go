@@ -21,7 +21,7 @@ const (
 // ranges are how far one can look back, in minutes.
 var ranges = []int{int(window / time.Minute), 60, remembers}
 
-// minute is what was seen in one.
+// minute has the waits of one.
 type minute struct {
 	point        // its beginning, and the most of all that was seen
 	keys  []heat // the hottest first, once it is over
@@ -53,7 +53,7 @@ func hotter(a, b heat) int {
 		cmp.Compare(a.Class, b.Class))
 }
 
-// past is what was seen lately: at most remembers minutes, each with at most hottest
+// past has the waits of late: at most remembers minutes, each with at most hottest
 // classes of keys. It does not grow with the keys.
 type past struct {
 	class   func(key string) string

@@ -27,7 +27,7 @@ func newMessage(event string, data any) message {
 	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", event, text)
 }
 
-// hello is the first event: what stays, and what was before.
+// hello is the first event: what stays, and the views before.
 type hello struct {
 	Release bool    `json:"release"` // locks can be released
 	Secret  string  `json:"secret,omitempty"`

@@ -70,6 +70,17 @@ func newArena(t *testing.T, bin tempserver.Binary, opts ...string) *arena {
 	return a
 }
 
+// onArenas runs a test in an arena of each of bins, all at the same time.
+func onArenas(t *testing.T, bins []tempserver.Binary, test func(t *testing.T, a *arena), opts ...string) {
+	t.Helper()
+	for _, bin := range bins {
+		t.Run(bin.Name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newArena(t, bin, opts...))
+		})
+	}
+}
+
 // open opens the nodes.
 func (a *arena) open() {
 	a.t.Helper()

@@ -104,36 +104,32 @@ func TestTheChecksSeeWrongWays(t *testing.T) {
 	if length(t) == 0 { // what the checks see does not depend on the server
 		bins = bins[:1]
 	}
-	for _, bin := range bins {
-		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			// MariaDB from 11.6 on would see by itself some of what goes wrong.
-			host := newArena(t, bin, "--loose-innodb-snapshot-isolation=OFF")
-			for i, wrong := range wrongWays {
-				t.Run(wrong.job, func(t *testing.T) {
-					t.Parallel()
-					a := host.beside(t, fmt.Sprint("wrong", i))
-					start := time.Now()
-					a.begin(2, 4, wrong.job)
-					for !wrong.seen(a) {
-						if time.Since(start) > patience {
-							t.Fatalf("not seen within %v", patience)
-						}
-						a.inflict(wrong.fault)
+	// MariaDB from 11.6 on would see by itself some of what goes wrong.
+	onArenas(t, bins, func(t *testing.T, host *arena) {
+		for i, wrong := range wrongWays {
+			t.Run(wrong.job, func(t *testing.T) {
+				t.Parallel()
+				a := host.beside(t, fmt.Sprint("wrong", i))
+				start := time.Now()
+				a.begin(2, 4, wrong.job)
+				for !wrong.seen(a) {
+					if time.Since(start) > patience {
+						t.Fatalf("not seen within %v", patience)
 					}
-					page.saw(wrong.job, a.topology, time.Since(start))
-					t.Logf("seen after %v", time.Since(start).Round(time.Millisecond))
-					b := a.end()
-					if _, known := a.judge(b); len(known) > 0 {
-						t.Error("taken for what is known:", known)
-					}
-					if found := a.history.checkAccounts(b, a.doubtful); wrong.job != "late notice" && len(found) == 0 {
-						t.Error("the check of the accounts' histories does not see it:", b.overwritten(a.history))
-					} else if wrong.job == "late notice" && len(found) > 0 {
-						t.Error("the fence lets it through:", found)
-					}
-				})
-			}
-		})
-	}
+					a.inflict(wrong.fault)
+				}
+				page.saw(wrong.job, a.topology, time.Since(start))
+				t.Logf("seen after %v", time.Since(start).Round(time.Millisecond))
+				b := a.end()
+				if _, known := a.judge(b); len(known) > 0 {
+					t.Error("taken for what is known:", known)
+				}
+				if found := a.history.checkAccounts(b, a.doubtful); wrong.job != "late notice" && len(found) == 0 {
+					t.Error("the check of the accounts' histories does not see it:", b.overwritten(a.history))
+				} else if wrong.job == "late notice" && len(found) > 0 {
+					t.Error("the fence lets it through:", found)
+				}
+			})
+		}
+	}, "--loose-innodb-snapshot-isolation=OFF")
 }

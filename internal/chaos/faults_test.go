@@ -265,27 +265,23 @@ func (a *arena) lockWrites() (unlock func()) {
 // through afterwards.
 func TestAReadLockThatCameTooLateStaysNowhere(t *testing.T) {
 	t.Parallel()
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
-		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			a := newArena(t, bin)
-			for _, text := range []string{"CREATE DATABASE late", "CREATE TABLE late.t (id INT PRIMARY KEY)", "INSERT INTO late.t VALUES (1)"} {
-				a.must(a.exec(text))
-			}
-			reads := dbtest.Go(func() error { return a.exec("SELECT SLEEP(6) FROM late.t") })
-			dbtest.Soon(t, "a query goes on", func() bool {
-				n := 0
-				a.must(a.admin().QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(6)%' AND STATE = 'User sleep'").Scan(&n))
-				return n == 1
-			})
-			unlock := a.lockWrites()
-			dbtest.OK(t, <-reads)
-			if unlock != nil { // MariaDB does not wait for queries
-				unlock()
-			}
-			dbtest.ExecIn(t, dbtest.Limited(t), a.admin(), "INSERT INTO late.t VALUES (2)")
+	onArenas(t, tempserver.EachFlavour(tempserver.RequireOwn(t)), func(t *testing.T, a *arena) {
+		for _, text := range []string{"CREATE DATABASE late", "CREATE TABLE late.t (id INT PRIMARY KEY)", "INSERT INTO late.t VALUES (1)"} {
+			a.must(a.exec(text))
+		}
+		reads := dbtest.Go(func() error { return a.exec("SELECT SLEEP(6) FROM late.t") })
+		dbtest.Soon(t, "a query goes on", func() bool {
+			n := 0
+			a.must(a.admin().QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(6)%' AND STATE = 'User sleep'").Scan(&n))
+			return n == 1
 		})
-	}
+		unlock := a.lockWrites()
+		dbtest.OK(t, <-reads)
+		if unlock != nil { // MariaDB does not wait for queries
+			unlock()
+		}
+		dbtest.ExecIn(t, dbtest.Limited(t), a.admin(), "INSERT INTO late.t VALUES (2)")
+	})
 }
 
 // clean removes rows that are not used just now, through p. Where it is to be gone,

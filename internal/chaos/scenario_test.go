@@ -50,12 +50,7 @@ var protections = []struct {
 // TestScenarios has each scenario with the driver whole.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
-	for _, bin := range tempserver.EachFlavour(tempserver.RequireOwn(t)) {
-		t.Run(bin.Name, func(t *testing.T) {
-			t.Parallel()
-			play(t, newArena(t, bin), "")
-		})
-	}
+	onArenas(t, tempserver.EachFlavour(tempserver.RequireOwn(t)), func(t *testing.T, a *arena) { play(t, a, "") })
 }
 
 // TestScenariosWithoutProtection has each scenario without what protects from it: the checks see
