@@ -39,7 +39,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyAdvisory, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now()},
-		Locker:  l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: purpose.AskedIn(ctx),
+		l:       l, r: r, name: Name(l.cfg.Namespace, r.Key), asked: purpose.AskedIn(ctx),
 	}
 	if err := l.running.Enter(); err != nil {
 		return nil, a.Explain(ctx, terms, err, a.askHolder)
@@ -55,7 +55,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 // attempt is one call of Acquire.
 type attempt struct {
 	strategy.Attempt
-	*Locker
+	l     *Locker
 	r     Request
 	name  string
 	polls bool // the attempt is counted as a poller
@@ -89,10 +89,10 @@ func (a *attempt) acquire(ctx context.Context) (lock *Grant, err error) {
 			a.Ticket.Leave()
 		}
 	}()
-	if err := a.allowed(); err != nil {
+	if err := a.l.allowed(); err != nil {
 		return nil, err
 	}
-	if err := a.Enqueue(ctx, a.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.Locker, a.running.Ctx.Done()); err != nil {
+	if err := a.Enqueue(ctx, a.l.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.l, a.l.running.Ctx.Done()); err != nil {
 		return nil, err
 	}
 	handed, _ := a.Ticket.HandedOver().(*Grant)
@@ -134,26 +134,26 @@ func (a *attempt) acquire(ctx context.Context) (lock *Grant, err error) {
 
 // lock returns the Grant of the attempt on lc.
 func (a *attempt) lock(lc *lockConn) *Grant {
-	return &Grant{locker: a.Locker, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: lc, since: time.Now(), asked: a.asked}
+	return &Grant{locker: a.l, key: a.r.Key, name: a.name, ticket: a.Ticket, conn: lc, since: time.Now(), asked: a.asked}
 }
 
 // granted returns a lock that its connection holds now, unless the caller has gone.
 func (a *attempt) granted(ctx context.Context, lock *Grant) (*Grant, error) {
 	ended := ctx.Err() != nil
 	lock.conn.loseIfOverdue() // by the clock the lock may be lost
-	a.mu.Lock()
+	a.l.mu.Lock()
 	err := lock.err
 	if err == nil && !ended {
 		lock.lost = a.r.Lost
 	}
-	a.mu.Unlock()
+	a.l.mu.Unlock()
 	if err != nil { // lost meanwhile
 		return nil, err
 	}
 	lock.ticket.Granted(lock.conn.holder)
 	if ended {
 		a.Ticket = nil
-		a.running.Go(func() { _ = lock.Release() }) // the caller is gone
+		a.l.running.Go(func() { _ = lock.Release() }) // the caller is gone
 		return nil, context.Cause(ctx)
 	}
 	return lock, nil
@@ -162,7 +162,7 @@ func (a *attempt) granted(ctx context.Context, lock *Grant) (*Grant, error) {
 // try asks for the lock once, on a lock connection. It returns nil if another process has the lock.
 func (a *attempt) try(ctx context.Context) (*Grant, error) {
 	for again := 0; ; {
-		lc, err := a.pickConn(ctx)
+		lc, err := a.l.pickConn(ctx)
 		if server.Broken(err) && again < 3 && ctx.Err() == nil {
 			again++
 			continue
@@ -205,7 +205,7 @@ func (lc *lockConn) mayResend(err error) bool {
 func (a *attempt) leaveLate(r *request) {
 	ticket := a.Ticket
 	a.Ticket = nil
-	a.releaseLate(r, ticket)
+	a.l.releaseLate(r, ticket)
 }
 
 // releaseLate releases, in the background, a lock that is granted to r after the caller of r has gone. ticket is the
@@ -221,4 +221,4 @@ func (l *Locker) releaseLate(r *request, ticket *queue.Ticket) {
 }
 
 // askHolder asks the server who holds the lock.
-func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder { return a.holderOf(ctx, a.name) }
+func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder { return a.l.holderOf(ctx, a.name) }

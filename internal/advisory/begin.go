@@ -23,7 +23,7 @@ import (
 // takeOnSession acquires the lock on the session that the caller lends, if nobody has the lock. refused says that another
 // process has it. Without a lock the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (lock *Grant, refused bool, err error) {
-	if a.r.Lends == nil || !a.First || a.cfg.Unsafe { // with lockUnsafe only lock connections take locks
+	if a.r.Lends == nil || !a.First || a.l.cfg.Unsafe { // with lockUnsafe only lock connections take locks
 		return nil, false, nil
 	}
 	c, err := a.r.Lends.Get(ctx)
@@ -34,8 +34,8 @@ func (a *attempt) takeOnSession(ctx context.Context) (lock *Grant, refused bool,
 	defer cancel()
 	var answer string
 	if err = c.Identify(ctx); err == nil { // else nobody could check the lock, or end the session
-		lc := &lockConn{l: a.Locker, c: c, id: c.KnownID(), identity: newIdentity()}
-		lc.holder = &lockerr.Holder{ConnectionID: lc.id, Program: a.cfg.Owner}
+		lc := &lockConn{l: a.l, c: c, id: c.KnownID(), identity: newIdentity()}
+		lc.holder = &lockerr.Holder{ConnectionID: lc.id, Program: a.l.cfg.Owner}
 		lock = a.lock(lc)
 		lock.session = c
 		answer, err = lc.ask(ctx, lc.takeSQL(lock.name))

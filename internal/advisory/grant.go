@@ -122,8 +122,8 @@ func (g *Grant) end() error {
 func (a *attempt) takeHandoff(giver *Grant) *Grant {
 	lock := a.lock(giver.conn)
 	lock.since, lock.handed, lock.contended, lock.alone = giver.since, giver.handed+1, giver.contended, giver.alone
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
 	if giver.conn.err != nil {
 		return nil
 	}
@@ -136,16 +136,16 @@ func (a *attempt) takeHandoff(giver *Grant) *Grant {
 // place, however slow it is. That statement waits, so the connection must hold no other lock; else yieldInPlace
 // returns nil.
 func (a *attempt) yieldInPlace(over *Grant) *lockConn {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
 	lc := over.conn
 	inUse := lc.err != nil || lc.busy || lc.pending.Len() > 0 || len(lc.holds) > 1
-	if !over.contended || inUse || !a.spare(len(a.lockConns)-1) || !lc.c.Block() {
+	if !over.contended || inUse || !a.l.spare(len(a.l.lockConns)-1) || !lc.c.Block() {
 		return nil
 	}
 	delete(lc.holds, over.name)
 	lc.busy = true
-	a.remove(lc, errRetired)
-	a.waitConns++
+	a.l.remove(lc, errRetired)
+	a.l.waitConns++
 	return lc
 }

@@ -17,13 +17,13 @@ func (a *attempt) wait(ctx context.Context, lc *lockConn) (*Grant, error) {
 	patient, done, err := a.Patient(ctx)
 	if err != nil {
 		if lc != nil {
-			a.leave(lc, true)
-			a.leaveWaitConn()
+			a.l.leave(lc, true)
+			a.l.leaveWaitConn()
 		}
 		return nil, err
 	}
 	defer done()
-	open, end := a.running.Until(patient)
+	open, end := a.l.running.Until(patient)
 	defer end(nil)
 	defer a.countPoller(false)
 	for lc != nil || open.Err() == nil {
@@ -79,7 +79,7 @@ func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool
 // waitConn returns a connection to wait on; nil if there is none for now, since some connections are reserved for requests
 // that do not wait.
 func (a *attempt) waitConn(ctx context.Context) *lockConn {
-	l := a.Locker
+	l := a.l
 	l.mu.Lock()
 	free := l.spare(len(l.lockConns)) && l.cfg.Conns.Ready()
 	if free {
@@ -103,9 +103,9 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 func (a *attempt) countPoller(polls bool) {
 	switch {
 	case polls && !a.polls:
-		a.pollers.Add(1)
+		a.l.pollers.Add(1)
 	case !polls && a.polls:
-		a.pollers.Add(-1)
+		a.l.pollers.Add(-1)
 	}
 	a.polls = polls
 }
@@ -128,7 +128,7 @@ func (l *Locker) leaveWaitConn() {
 // waitOn waits on lc until the lock is granted; lc is then a lock connection. If waitOn returns no lock, it has given lc up. If
 // it returns no error either, the caller should not wait on another connection at once.
 func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
-	defer a.leaveWaitConn()
+	defer a.l.leaveWaitConn()
 	deadline := a.Start.Add(a.Wait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -136,7 +136,7 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 	for {
 		bound := a.bound(deadline)
 		if bound <= 0 {
-			a.leave(lc, true)
+			a.l.leave(lc, true)
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}
@@ -144,19 +144,19 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 		answer, err := lc.wait(ctx, a.name, a.Start, bound)
 		switch {
 		case ctx.Err() != nil: // the driver may have closed the connection, whatever the answer is
-			a.leave(lc, !lc.broken(err))
+			a.l.leave(lc, !lc.broken(err))
 			return nil, context.Cause(ctx)
 		case answer == alone || answer == inTurn:
 			return a.waited(lc, answer == inTurn)
 		case err != nil && !server.Interrupted(err):
-			a.leave(lc, !lc.broken(err))
+			a.l.leave(lc, !lc.broken(err))
 			a.calm = max(strategy.Pace, time.Since(asked)/2)
 			if !lc.broken(err) || errors.Is(err, lockerr.ErrUnsafe) {
 				return nil, err
 			}
 			return nil, nil
-		case a.hasPollers():
-			a.leave(lc, true)
+		case a.l.hasPollers():
+			a.l.leave(lc, true)
 			return nil, nil
 		}
 	}
@@ -164,17 +164,17 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 
 // bound returns how long the next statement may wait in the server.
 func (a *attempt) bound(deadline time.Time) time.Duration {
-	bound := min(a.ttl, time.Until(deadline)-haste)
+	bound := min(a.l.ttl, time.Until(deadline)-haste)
 	if bound <= 0 {
 		return bound
 	}
-	if a.cfg.ReadTimeout > 0 {
-		bound = min(bound, a.cfg.ReadTimeout/2)
+	if a.l.cfg.ReadTimeout > 0 {
+		bound = min(bound, a.l.cfg.ReadTimeout/2)
 	}
 	if a.calm > 0 {
 		bound = min(bound, a.calm)
 	}
-	if a.hasPollers() {
+	if a.l.hasPollers() {
 		bound = min(bound, strategy.Pace)
 	}
 	return bound
@@ -186,11 +186,11 @@ func (a *attempt) waited(lc *lockConn, contended bool) (*Grant, error) {
 	lock := a.lock(lc)
 	lock.contended = contended
 	lc.c.Unblocked()
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
 	lc.busy, lc.err = false, nil // lc may have been a lock connection before
 	lc.holds[lock.name] = lock
-	a.share(lc)
+	a.l.share(lc)
 	if lc.err != nil {
 		return nil, lc.err
 	}

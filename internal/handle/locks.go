@@ -33,7 +33,7 @@ const controlConns = 4
 
 // Locks has what a handle needs once a caller asks for a lock: strategies and connections, for one server.
 type Locks struct {
-	*rowlock.Locker
+	RowLocks   *rowlock.Locker              // locks rows in transactions
 	kept       map[string]strategy.Strategy // strategies outside of transactions, by name
 	leases     *lease.Locker
 	advisories *advisory.Locker
@@ -393,11 +393,14 @@ func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 	advisories.Conns, advisories.ReadTimeout, advisories.Queue = l.advising, h.connectors.Advisory.ReadTimeout, l.queues[hint.StrategyAdvisory]
 	l.advisories = advisory.New(advisories)
 	cfg.Await, cfg.ReadTimeout = l.leases.Await, h.connectors.Session.ReadTimeout
-	l.Locker = rowlock.New(cfg)
+	l.RowLocks = rowlock.New(cfg)
 	l.kept = map[string]strategy.Strategy{
 		hint.StrategyLease: l.leases, hint.StrategyAdvisory: l.advisories.Strategy(), hint.StrategyOptimistic: optimistic.New(cfg),
 	}
 }
+
+// Info returns what the server has told about itself.
+func (l *Locks) Info() server.Info { return l.RowLocks.Info() }
 
 // By returns the strategy that keeps p outside of transactions.
 func (l *Locks) By(p strategy.Resource) strategy.Strategy { return l.kept[p.Strategy] }
@@ -464,7 +467,7 @@ func (l *Locks) close() {
 	l.sessions.Close()
 	l.leasing.Close()
 	l.advising.Close()
-	l.Locker.Close()
+	l.RowLocks.Close()
 	l.Control.Close()
 }
 

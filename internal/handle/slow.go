@@ -131,5 +131,5 @@ func (l *Locks) holder(ctx context.Context, p strategy.Resource) *lockerr.Holder
 			return h
 		}
 	}
-	return l.Locker.Holder(ctx, rows)
+	return l.RowLocks.Holder(ctx, rows)
 }

@@ -51,7 +51,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now(), Since: r.Since},
-		Locker:  l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), stays: ctx.Done() == nil,
+		l:       l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), stays: ctx.Done() == nil,
 	}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
@@ -92,7 +92,7 @@ func (l *Locker) usable() error {
 // attempt is one call of Acquire.
 type attempt struct {
 	strategy.Attempt
-	*Locker
+	l     *Locker
 	r     Request
 	ttl   time.Duration
 	lasts time.Duration // how long the server may keep the granted lease: the TTL of a handed-over lease may be greater
@@ -117,10 +117,10 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 		}
 	}()
 	keys := []string{a.r.Key}
-	if err := a.cfg.Rows.Exist(ctx, keys); err != nil {
+	if err := a.l.cfg.Rows.Exist(ctx, keys); err != nil {
 		return nil, err
 	}
-	if err := a.Enqueue(ctx, a.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.Locker, nil); err != nil {
+	if err := a.Enqueue(ctx, a.l.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.l, nil); err != nil {
 		return nil, err
 	}
 	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
@@ -131,7 +131,7 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 		a.given = nil
 	}
 	if a.Wait > 0 {
-		a.awaitDropped(ctx, a.r.Key)
+		a.l.awaitDropped(ctx, a.r.Key)
 	}
 	g, ask, err := a.askOnSession(ctx)
 	if ask == nil {
@@ -143,7 +143,7 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 		case g != nil:
 			return g, nil
 		case a.Vanished(err):
-			if err := a.cfg.Rows.Renew(ctx, keys); err != nil {
+			if err := a.l.cfg.Rows.Renew(ctx, keys); err != nil {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
@@ -151,7 +151,7 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 			again++
 		case err != nil:
 			return nil, err
-		case a.Wait == 0 && (!a.refused || !a.Cleaning(ctx, a.cfg.Rows)):
+		case a.Wait == 0 && (!a.refused || !a.Cleaning(ctx, a.l.cfg.Rows)):
 			return nil, lockerr.ErrLocked
 		default:
 			a.Heard.Store(true)
@@ -167,14 +167,14 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 	var g *Grant
 	timed, cancel := context.WithTimeoutCause(ctx, a.Wait-time.Since(a.Start), strategy.ErrWaitOver)
 	defer cancel()
-	lc, err := a.connOf(timed, giver)
+	lc, err := a.l.connOf(timed, giver)
 	if err == nil {
 		var ours bool
 		g, ours, err = a.request(timed, lc, func(own context.Context) (answer, error) {
-			return lc.ask(own, a.handoffBlock(giver, a.ttl))
+			return lc.ask(own, a.l.handoffBlock(giver, a.ttl))
 		})
 		if ours {
-			a.giveBack(lc)
+			a.l.giveBack(lc)
 		}
 	}
 	switch {
@@ -184,20 +184,20 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 		return g, nil
 	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
 		a.given.tell(nil)
-		a.dropWakeUp(giver)
+		a.l.dropWakeUp(giver)
 		return nil, nil
 	case errors.Is(err, keyrow.ErrNoRow):
 		a.given.tell(errNotOurs)
-		a.dropWakeUp(giver)
+		a.l.dropWakeUp(giver)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
 		return a.takeHandoff(ctx, giver) // somebody has locked the row; this loop ends with the lease at the latest
 	case a.Ticket == nil: // handleLate frees the lease in the background
-		a.dropWakeUp(giver)
+		a.l.dropWakeUp(giver)
 	default: // the caller does not wait for the release
 		giver.ticket, a.Ticket = a.Ticket, nil
 		given := a.given
-		a.running.Go(func() { given.tell(a.relinquish(giver, false)) })
+		a.l.running.Go(func() { given.tell(a.l.relinquish(giver, false)) })
 	}
 	if timed.Err() != nil {
 		err = context.Cause(timed)
@@ -214,17 +214,17 @@ func (a *attempt) try(ctx context.Context, inTurn bool) (*Grant, error) {
 	}
 	var ours bool
 	g, ours, err = a.request(ctx, lc, func(own context.Context) (answer, error) {
-		return a.steps.take(own, lc, a, inTurn)
+		return a.l.steps.take(own, lc, a, inTurn)
 	})
 	if !ours {
 		return g, err
 	}
 	if server.Number(err) != 0 && !server.Locked(err) { // the statement may have got as far as the wake-up lock
 		own, cancel := server.Within(a.releasing(), background/2)
-		a.releaseWakeUpsOn(own, lc, a.r.Key)
+		a.l.releaseWakeUpsOn(own, lc, a.r.Key)
 		cancel()
 	}
-	a.giveBack(lc)
+	a.l.giveBack(lc)
 	if busy(err) {
 		a.refused, err = a.Wait == 0, nil
 	}
@@ -257,13 +257,13 @@ func (a *attempt) wait(ctx context.Context) (*Grant, error) {
 // waitOrPoll waits in the server, or for the time between two polls, and asks for the lease. It returns nil if another
 // round may get the lease.
 func (a *attempt) waitOrPoll(ctx context.Context) (g *Grant, err error) {
-	lc, err := a.openWaitConn(ctx)
+	lc, err := a.l.openWaitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if lc != nil {
 		g, err = a.waitOn(ctx, lc)
-	} else if strategy.Sleep(ctx, a.pause(a.wakes)) {
+	} else if strategy.Sleep(ctx, a.pause(a.l.wakes)) {
 		g, err = a.try(ctx, false)
 	}
 	final := a.Ticket == nil || server.Number(err) != 0 || errors.Is(err, keyrow.ErrNoRow)
@@ -296,20 +296,20 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 			}
 		} else if !hasWakeUp {
 			var err error
-			if hasWakeUp, err = a.listen(ctx, lc, a.r.Key, a.Began(), bound); err != nil {
+			if hasWakeUp, err = a.l.listen(ctx, lc, a.r.Key, a.Began(), bound); err != nil {
 				return nil, err
 			}
 		}
 		g, ours, err := a.look(ctx, lc, alone)
 		switch {
 		case g != nil:
-			a.open(lc)
-			a.giveBack(lc)
+			a.l.open(lc)
+			a.l.giveBack(lc)
 			return g, nil
 		case !ours:
 			return nil, err
 		case err != nil && !busy(err):
-			a.running.Go(func() { a.leaveWaitConn(lc, a.r.Key) })
+			a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 			return nil, err
 		}
 		beaten = hasWakeUp && (a.left > 0 || server.Deadlock(err))
@@ -317,7 +317,7 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 			a.freeWakeUp(ctx, lc)
 		}
 	}
-	a.running.Go(func() { a.leaveWaitConn(lc, a.r.Key) })
+	a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 	return nil, context.Cause(ctx)
 }
 
@@ -327,7 +327,7 @@ func (a *attempt) look(ctx context.Context, lc *lockConn, alone bool) (g *Grant,
 	deadline, _ := ctx.Deadline()
 	brief := time.Until(deadline) < longestForRow
 	g, ours, err = a.request(ctx, lc, func(own context.Context) (answer, error) {
-		return lc.ask(own, a.takeBlock(a.r.Key, a.ttl, !alone, brief))
+		return lc.ask(own, a.l.takeBlock(a.r.Key, a.ttl, !alone, brief))
 	})
 	if ours && server.Locked(err) {
 		return a.requestBehind(ctx, lc)
@@ -342,7 +342,7 @@ func (a *attempt) look(ctx context.Context, lc *lockConn, alone bool) (g *Grant,
 func (a *attempt) freeWakeUp(ctx context.Context, lc *lockConn) {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
-	_ = a.cfg.Control.KillSilent(ctx, lc.c, lockname.OfWakeUp(a.cfg.Namespace, a.r.Key), time.Second)
+	_ = a.l.cfg.Control.KillSilent(ctx, lc.c, lockname.OfWakeUp(a.l.cfg.Namespace, a.r.Key), time.Second)
 }
 
 // bound returns how long to rely on the wake-up lock.
@@ -362,24 +362,24 @@ func (a *attempt) bound(ctx context.Context) time.Duration {
 func (a *attempt) requestBehind(ctx context.Context, lc *lockConn) (g *Grant, ours bool, err error) {
 	deadline, _ := ctx.Deadline()
 	bound := max(time.Millisecond, min(time.Until(deadline)-terms.GiveUp, max(a.r.TTL, time.Second)))
-	if a.cfg.ReadTimeout > 0 {
-		bound = min(bound, a.cfg.ReadTimeout/2)
+	if a.l.cfg.ReadTimeout > 0 {
+		bound = min(bound, a.l.cfg.ReadTimeout/2)
 	}
 	_, err = lc.exec(ctx, "SET SESSION "+rowWait(bound+time.Second))
 	if err == nil {
 		_, err = lc.exec(ctx, "START TRANSACTION")
 	}
 	if err == nil {
-		_, err = lc.query(ctx, a.lockRowSQL(a.r.Key, bound))
+		_, err = lc.query(ctx, a.l.lockRowSQL(a.r.Key, bound))
 	}
 	if err != nil && !server.Interrupted(err) && !server.Deadlock(err) {
-		a.kill(lc)
+		a.l.kill(lc)
 		return nil, false, err
 	}
 	locked := err == nil
 	return a.request(ctx, lc, func(own context.Context) (ans answer, err error) {
 		if locked && ctx.Err() == nil {
-			ans, err = lc.ask(own, a.takeBlock(a.r.Key, a.ttl, false, false))
+			ans, err = lc.ask(own, a.l.takeBlock(a.r.Key, a.ttl, false, false))
 		}
 		if _, failed := lc.exec(own, "COMMIT"); err == nil {
 			err = failed
@@ -408,8 +408,8 @@ func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Con
 		case o.err == nil:
 		case own.Err() != nil:
 			o.err = context.Cause(own)
-		case a.cfg.ReadTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.cfg.ReadTimeout:
-			o.err = server.Silence{For: a.cfg.ReadTimeout}
+		case a.l.cfg.ReadTimeout > 0 && server.Gone(o.err, nil) && time.Since(o.sent) >= a.l.cfg.ReadTimeout:
+			o.err = server.Silence{For: a.l.cfg.ReadTimeout}
 		}
 		if a.Heard.From(o.err); o.err == nil && o.token == 0 {
 			a.Heard.Store(true)
@@ -454,7 +454,7 @@ func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Con
 // none: a context that cannot end costs less, since the driver need not watch it.
 func (a *attempt) answerIn(ctx context.Context, lc *lockConn) (own context.Context, stop context.CancelFunc) {
 	own = context.WithoutCancel(ctx)
-	if a.cfg.ReadTimeout > 0 {
+	if a.l.cfg.ReadTimeout > 0 {
 		return own, func() {}
 	}
 	return server.Within(own, min(max(a.ttl, answerLimit), background))
@@ -468,8 +468,8 @@ func (a *attempt) unanswered(ctx context.Context, lc *lockConn, o *outcome) erro
 		return o.err
 	}
 	a.resent++
-	if !a.isGone(lc) {
-		a.drop(lc)
+	if !a.l.isGone(lc) {
+		a.l.drop(lc)
 	}
 	if a.freeKey(ctx, lc, false) != nil {
 		a.handleLate(lc, o)
@@ -490,11 +490,11 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
-	a.running.Go(func() {
+	a.l.running.Go(func() {
 		defer ticket.Leave()
 		if lc.waits { // the statement may wait behind a row lock
 			ctx, cancel := server.Within(a.releasing(), background/5)
-			_ = a.cfg.Control.KillConnection(ctx, lc.c) // best effort: the statement ends by itself, and its lease is given back
+			_ = a.l.cfg.Control.KillConnection(ctx, lc.c) // best effort: the statement ends by itself, and its lease is given back
 			cancel()
 		}
 		<-o.done
@@ -510,11 +510,11 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 		}
 		clean := lc.c.Clean()
 		switch {
-		case a.isGone(lc):
+		case a.l.isGone(lc):
 		case lc.waits:
-			a.leaveWaitConn(lc, a.r.Key)
+			a.l.leaveWaitConn(lc, a.r.Key)
 		default:
-			a.giveBack(lc)
+			a.l.giveBack(lc)
 		}
 		if !sure {
 			a.freeUntil(until, lc, clean)
@@ -524,7 +524,7 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 
 // freeUntil retries freeKey until it succeeds, or the lease has expired.
 func (a *attempt) freeUntil(until time.Time, lc *lockConn, alive bool) {
-	ctx, cancel := a.lingering(until)
+	ctx, cancel := a.l.lingering(until)
 	defer cancel()
 	for a.freeKey(a.releasing(), lc, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
 	}
@@ -539,7 +539,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(lc *lockConn, token uint64) error {
 	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
-	_, err := a.steps.give(ctx, lc, a.r.Key, token, 0)
+	_, err := a.l.steps.give(ctx, lc, a.r.Key, token, 0)
 	return err
 }
 
@@ -549,17 +549,17 @@ func (a *attempt) undo(lc *lockConn, token uint64) error {
 func (a *attempt) freeKey(ctx context.Context, lc *lockConn, alive bool) error {
 	ctx, cancel := server.Within(ctx, background/5)
 	defer cancel()
-	if !alive && a.cfg.Info.Kills {
-		if err := a.cfg.Control.KillConnection(ctx, lc.c); err != nil {
+	if !alive && a.l.cfg.Info.Kills {
+		if err := a.l.cfg.Control.KillConnection(ctx, lc.c); err != nil {
 			return err
 		}
 	}
-	other, err := a.borrow(ctx)
+	other, err := a.l.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	defer a.giveBack(other)
-	return a.steps.giveUnknown(ctx, other, a.r.Key)
+	defer a.l.giveBack(other)
+	return a.l.steps.giveUnknown(ctx, other, a.r.Key)
 }
 
 func (l *Locker) giveUnknownAndWake(ctx context.Context, lc *lockConn, key string) error {
@@ -612,7 +612,7 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
 	ctx, end := l.running.Until(ctx)
 	defer end(nil)
-	a := &attempt{Locker: l, left: atMost}
+	a := &attempt{l: l, left: atMost}
 	until := time.Now().Add(atMost)
 	lc, err := l.openWaitConn(ctx)
 	if lc == nil || err != nil {
@@ -637,5 +637,5 @@ func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost 
 
 // askHolder asks the server who holds the lease.
 func (a *attempt) askHolder(ctx context.Context) *lockerr.Holder {
-	return a.Locker.Holder(ctx, a.r.Key)
+	return a.l.Holder(ctx, a.r.Key)
 }

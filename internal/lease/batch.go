@@ -59,15 +59,15 @@ type take struct {
 // connOrShare returns a lock connection on which to send a request, with its turn. If all are busy, connOrShare sends the
 // request together with others; then the connection is nil.
 func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (lc *lockConn, g *Grant, err error) {
-	lc, opens := a.freeConn()
+	lc, opens := a.l.freeConn()
 	switch {
 	case opens:
-		defer a.opened()
+		defer a.l.opened()
 	case lc != nil && lc.c.Fresh(ctx):
 		return lc, nil, nil
 	case lc != nil:
-		a.drop(lc)
-	case a.shares():
+		a.l.drop(lc)
+	case a.l.shares():
 		t := &take{attempt: a, ticket: a.Ticket, inTurn: inTurn, outcome: outcome{done: make(chan struct{})}}
 		g, alone, err := a.tryShared(ctx, t)
 		switch {
@@ -77,7 +77,7 @@ func (a *attempt) connOrShare(ctx context.Context, inTurn bool) (lc *lockConn, g
 			return t.lc, nil, nil
 		}
 	}
-	lc, err = a.borrow(ctx)
+	lc, err = a.l.borrow(ctx)
 	return lc, nil, err
 }
 
@@ -117,13 +117,13 @@ func (l *Locker) opened() {
 // tryShared is try for a request that is sent together with others. alone says that it is to be sent alone: then the
 // request has the turn of t.lc, unless that is nil.
 func (a *attempt) tryShared(ctx context.Context, t *take) (g *Grant, alone bool, err error) {
-	if a.takes.Join(t) {
-		a.running.Go(a.leadTakes)
+	if a.l.takes.Join(t) {
+		a.l.running.Go(a.l.leadTakes)
 	}
 	select {
 	case <-t.done:
 	case <-ctx.Done():
-		if a.takes.Quit(t) {
+		if a.l.takes.Quit(t) {
 			return nil, false, context.Cause(ctx)
 		}
 	}
@@ -156,14 +156,14 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (g *Grant, alone bool,
 func (a *attempt) forgo(t *take) {
 	until := time.Now().Add(a.lasts)
 	a.Ticket = nil
-	a.running.Go(func() {
+	a.l.running.Go(func() {
 		<-t.done
 		switch {
 		case t.alone && t.lc != nil:
-			a.giveBack(t.lc)
+			a.l.giveBack(t.lc)
 		case t.lease != nil:
 			t.lease.end(lockerr.ErrClosed)
-			_ = a.relinquish(t.lease, false) // which goes on in the background
+			_ = a.l.relinquish(t.lease, false) // which goes on in the background
 			return
 		case t.lc != nil:
 			a.freeUntil(until, t.lc, false)

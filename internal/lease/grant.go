@@ -68,14 +68,14 @@ func margin(ttl time.Duration) time.Duration {
 func (a *attempt) grant(lc *lockConn, ticket *queue.Ticket, ans answer) (*Grant, error) {
 	now := time.Now()
 	g := &Grant{
-		locker: a.Locker, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
+		locker: a.l, key: a.r.Key, token: ans.token, ttl: a.ttl, minHold: a.r.MinHold,
 		lost: a.r.Lost, ticket: ticket, since: now, granted: now, asked: a.asked, lent: lc.lent,
 	}
 	g.lasts(ans.sent, a.ttl)
 	if a.r.MaxHold > 0 {
 		g.until = ans.sent.Add(a.r.MaxHold)
 	}
-	l := a.Locker
+	l := a.l
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	l.mu.Lock()

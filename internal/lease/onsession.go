@@ -45,7 +45,7 @@ func (a *attempt) askOnSession(ctx context.Context) (g *Grant, ask func(context.
 // takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.left is
 // then how long that lease lasts. Without a lease the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, err error) {
-	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.grantsOnSessions() {
+	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.l.grantsOnSessions() {
 		return nil, false, nil
 	}
 	c, err := a.r.Lends.Get(ctx)
@@ -107,7 +107,7 @@ func (l *Locker) grantsOnSessions() bool {
 // granted in spite of an error. If the key has no row, the statement leaves LAST_INSERT_ID() as it was, so that is set to 0
 // first.
 func (lc *lockConn) takeAndCommit(ctx context.Context, a *attempt) (ans answer, maybe bool, err error) {
-	take := a.takeBy(a.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
+	take := a.l.takeBy(a.l.texts.takeOnSession, a.r.Key, a.ttl, a.Wait > 0)
 	if !lc.c.Packs() {
 		if ans, err = lc.ask(ctx, take); err != nil {
 			return ans, unknown(err), err

@@ -37,7 +37,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 	p := r.Resources[0]
 	a := &slotAttempt{
 		Attempt: strategy.Attempt{Key: p.Key, Wait: r.Wait, Waiting: r.Wants, Short: l.short, Start: time.Now(), Once: true},
-		Locker:  l, p: p, rows: p.SlotRows(), ctx: ctx,
+		l:       l, p: p, rows: p.SlotRows(), ctx: ctx,
 	}
 	defer a.Finish()
 	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
@@ -66,7 +66,7 @@ func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, 
 // slotAttempt is one call of acquireSlot.
 type slotAttempt struct {
 	strategy.Attempt
-	*Locker
+	l    *Locker
 	p    strategy.Resource
 	rows []string // the rows of the slots
 	ctx  context.Context
@@ -102,7 +102,7 @@ func (sa *slotAttempt) wait(ctx context.Context, slot int) error {
 func (sa *slotAttempt) acquire(ctx context.Context, slot int, wait time.Duration) (err error) {
 	r := leaseOn(sa.p, sa.rows[slot], wait, nil, sa.lost)
 	r.Since = sa.Began()
-	sa.held, err = sa.Acquire(ctx, r)
+	sa.held, err = sa.l.Acquire(ctx, r)
 	var e *lockerr.Error
 	if errors.As(err, &e) && e.Holder != nil {
 		sa.HeldBy = e.Holder
@@ -116,7 +116,7 @@ func (sa *slotAttempt) acquire(ctx context.Context, slot int, wait time.Duration
 
 // refuse is for a caller that does not wait.
 func (sa *slotAttempt) refuse(ctx context.Context) error {
-	if sa.Cleaning(ctx, sa.cfg.Rows) {
+	if sa.Cleaning(ctx, sa.l.cfg.Rows) {
 		return nil
 	}
 	return lockerr.ErrLocked

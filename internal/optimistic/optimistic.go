@@ -182,7 +182,7 @@ func (v *Version) Next() strategy.Grant { return v.l.Given(v.key, v.number+1) }
 func (v *Version) Moved(ctx context.Context) (bool, error) {
 	ctx, cancel := server.Within(purpose.Named(ctx, purpose.Fence, hint.StrategyOptimistic, v.key), v.l.cfg.TTL)
 	defer cancel()
-	a := attempt{Locker: v.l, r: Request{Keys: []string{v.key}}}
+	a := attempt{l: v.l, r: Request{Keys: []string{v.key}}}
 	rows, err := a.rows(ctx)
 	return err == nil && (len(rows) != 1 || rows[0][2] != strconv.FormatUint(v.number, 10)), err
 }
@@ -203,7 +203,7 @@ func (l *Locker) Remember(ctx context.Context, r Request) ([]*Version, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyOptimistic, r.Keys...)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: strings.Join(r.Keys, ", "), Wait: r.Wait, Waiting: r.Waiting, Start: time.Now()},
-		Locker:  l, r: r,
+		l:       l, r: r,
 	}
 	a.Once = true
 	defer a.Finish()
@@ -217,23 +217,23 @@ func (l *Locker) Remember(ctx context.Context, r Request) ([]*Version, error) {
 // attempt is one call of Remember.
 type attempt struct {
 	strategy.Attempt
-	*Locker
+	l *Locker
 	r Request
 }
 
 func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
-	if err := a.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
+	if err := a.l.cfg.Rows.Exist(ctx, a.r.Keys); err != nil {
 		return nil, err
 	}
 	if states := a.readLent(ctx); states != nil {
-		return a.versions(states), nil
+		return a.l.versions(states), nil
 	}
 	for {
 		states, err := a.read(ctx)
 		a.EndTurn()
 		switch {
 		case a.Vanished(err):
-			if err := a.cfg.Rows.Renew(ctx, a.r.Keys); err != nil {
+			if err := a.l.cfg.Rows.Renew(ctx, a.r.Keys); err != nil {
 				return nil, err
 			}
 			continue
@@ -246,7 +246,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 		case leased >= 0:
 			s := states[leased]
 			lease := strategy.Leased{Key: s.key, Token: strconv.FormatUint(s.token, 10), Owner: s.owner, Remaining: s.remaining}
-			if err := a.AwaitLease(ctx, &a.cfg, &lease); err != nil {
+			if err := a.AwaitLease(ctx, &a.l.cfg, &lease); err != nil {
 				return nil, err
 			}
 		case unprepared >= 0:
@@ -254,7 +254,7 @@ func (a *attempt) remember(ctx context.Context) ([]*Version, error) {
 				return nil, err
 			}
 		default:
-			return a.versions(states), nil
+			return a.l.versions(states), nil
 		}
 	}
 }
@@ -290,7 +290,7 @@ func (a *attempt) readLent(ctx context.Context) []state {
 	timed, cancel := server.Within(ctx, pool.AnswerTime)
 	defer cancel()
 	began := time.Now()
-	rows, err := server.Query(timed, c.Conn, a.readSQL(a.r.Keys))
+	rows, err := server.Query(timed, c.Conn, a.l.readSQL(a.r.Keys))
 	if err == nil && !slices.ContainsFunc(rows, untrusted) {
 		states, err := a.states(rows, began)
 		if err == nil && !slices.ContainsFunc(states, func(s state) bool { return !s.prepared }) {
@@ -337,8 +337,8 @@ func (a *attempt) states(rows [][]string, began time.Time) (states []state, err 
 
 // rows returns the answer of readSQL on one of the driver's own connections.
 func (a *attempt) rows(ctx context.Context) (rows [][]string, err error) {
-	text := a.readSQL(a.r.Keys)
-	err = a.control(ctx, func(c *pool.Conn) (err error) {
+	text := a.l.readSQL(a.r.Keys)
+	err = a.l.control(ctx, func(c *pool.Conn) (err error) {
 		rows, err = server.Query(ctx, c.Conn, text)
 		if err == nil && len(rows) > 0 && rows[0][0] == readUncommitted {
 			if err = server.Exec(ctx, c.Conn, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"); err == nil {
@@ -379,7 +379,7 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 
 // prepareRow marks key's row as versioned, and removes an expired lease from it. If it succeeds, the row must be read again.
 func (a *attempt) prepareRow(ctx context.Context, key string) error {
-	err := a.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.prepareRowSQL(key, " NOWAIT")) })
+	err := a.l.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.l.prepareRowSQL(key, " NOWAIT")) })
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
@@ -391,18 +391,18 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 	}
 	defer done()
 	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
+	case a.l.turn <- struct{}{}:
+		defer func() { <-a.l.turn }()
 	case <-time.After(strategy.Pace): // the connection waits for another key; this key may be free by now
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	err = a.control(ctx, func(c *pool.Conn) error {
-		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.cfg.Control}
+	err = a.l.control(ctx, func(c *pool.Conn) error {
+		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.l.cfg.Control}
 		// The server's own limit ends a statement that is not killed. To prepare the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
-			return server.Exec(own, c.Conn, pool.Marked(w.Mark)+a.prepareRowSQL(key, ""))
+			return server.Exec(own, c.Conn, pool.Marked(w.Mark)+a.l.prepareRowSQL(key, ""))
 		})
 		return err
 	})

@@ -36,7 +36,7 @@ func (a *attempt) handoff() *Handoff {
 	if !a.takesHandoff() || len(a.locked.Versioned) > 0 || a.c.ByCalls() {
 		return nil
 	}
-	s := &Handoff{l: a.Locker, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
+	s := &Handoff{l: a.l, c: a.c, key: a.r.Keys[0].Name, ticket: a.Ticket, since: time.Now()}
 	switch before := a.before; {
 	case before == nil:
 	case before.committed:
@@ -50,7 +50,7 @@ func (a *attempt) handoff() *Handoff {
 // takesHandoff reports whether a can take over the lock from the previous holder.
 func (a *attempt) takesHandoff() bool {
 	oneKey := len(a.r.Keys) == 1 && !a.r.Keys[0].Shared
-	sessionsMove := a.cfg.HandOvers > 0 && a.cfg.Info.Topology == "" && !a.cfg.Info.Router
+	sessionsMove := a.l.cfg.HandOvers > 0 && a.l.cfg.Info.Topology == "" && !a.l.cfg.Info.Router
 	return a.r.Sessions != nil && a.opts == (driver.TxOptions{}) && oneKey && sessionsMove
 }
 

@@ -50,7 +50,7 @@ func (l *Locker) holderBy(ctx context.Context, c *pool.Conn, text string) *locke
 // waiter is the id of the caller's connection, or 0. mark is the mark of the statement with which the caller waits; ""
 // if it does not wait.
 func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lockerr.Holder {
-	if a.blind.Load() || !a.cfg.Info.AllHolders && mark == "" {
+	if a.l.blind.Load() || !a.l.cfg.Info.AllHolders && mark == "" {
 		return nil
 	}
 	bound := terms.Calmly / 2
@@ -62,7 +62,7 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lo
 		return nil
 	}
 	defer c.Release()
-	return a.holderBy(ctx, c, a.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
+	return a.l.holderBy(ctx, c, a.l.holderSQL(a.names, waiter, mark, max(bound, time.Millisecond)))
 }
 
 // blocker returns the holder for which the caller waits in the server, by the statement with the mark. A caller that has
@@ -70,7 +70,7 @@ func (a *attempt) askHolder(ctx context.Context, waiter uint64, mark string) *lo
 // busy server may not answer in time.
 func (a *attempt) blocker(ctx context.Context, mark string) *lockerr.Holder {
 	if a.Ticket.Ahead() {
-		if h, _ := a.cfg.Queue.HolderOf(a.r.Keys...); h != nil {
+		if h, _ := a.l.cfg.Queue.HolderOf(a.r.Keys...); h != nil {
 			return h
 		}
 	}

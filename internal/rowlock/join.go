@@ -36,7 +36,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if err := a.allowed(); err != nil {
 		return true, err
 	}
-	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+	if err := a.l.cfg.Rows.Exist(ctx, a.names); err != nil {
 		return true, err
 	}
 	if len(a.r.Slots) > 0 {
@@ -48,7 +48,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	}
 	// intact reports whether the transaction is as it was before a statement that has failed with err: a statement
 	// for one key has locked nothing then, a statement for several keys may have locked some.
-	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.cfg.Info.EndsTransaction(err) }
+	intact := func(err error) bool { return len(a.r.Keys) == 1 && !a.l.cfg.Info.EndsTransaction(err) }
 	try := func() error {
 		ctx, cancel := server.Within(ctx, pool.AnswerTime)
 		defer cancel()
@@ -57,7 +57,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	err = a.clear(ctx, try(), try)
 	a.EndTurn()
 	if errors.Is(err, keyrow.ErrNoRow) {
-		a.cfg.Rows.Forget(a.names)
+		a.l.cfg.Rows.Forget(a.names)
 	}
 	if err == nil || !server.Locked(err) {
 		return false, err
@@ -67,7 +67,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 			return intact(err), refused
 		}
 	}
-	if a.cfg.Info.EndsTransaction(err) {
+	if a.l.cfg.Info.EndsTransaction(err) {
 		return false, lockerr.ErrLocked
 	}
 	if _, err := a.c.ID(ctx); err != nil {
@@ -81,12 +81,12 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 	for {
 		wctx, done, err := a.Patient(ctx)
 		if err != nil {
-			return len(a.r.Keys) == 1 && !a.streams, err
+			return len(a.r.Keys) == 1 && !a.l.streams, err
 		}
 		err = a.clear(wctx, a.block(wctx), try)
 		done()
-		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.cfg.Info.EndsTransaction(err) {
-			return errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.streams, err
+		if err == nil || !server.Interrupted(err) && !server.Locked(err) || a.l.cfg.Info.EndsTransaction(err) {
+			return errors.Is(err, strategy.ErrWaitOver) && !a.l.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.l.streams, err
 		}
 	}
 }
@@ -95,7 +95,7 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 // a row again. It reads on another connection, since a plain read in the transaction could open its snapshot. After
 // that the attempt may have the turn to ask, until endTurn.
 func (a *attempt) unleased(ctx context.Context) error {
-	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.cfg.Rows.Leased(name) })
+	names := slices.DeleteFunc(slices.Clone(a.names), func(name string) bool { return !a.l.cfg.Rows.Leased(name) })
 	if len(names) == 0 {
 		return nil
 	}
@@ -127,7 +127,7 @@ func (a *attempt) unleased(ctx context.Context) error {
 
 // keep keeps the transaction alive that is idle while its caller waits for a lease.
 func (a *attempt) keep(ctx context.Context) {
-	if a.c.Silence() > a.cfg.TTL/4 {
+	if a.c.Silence() > a.l.cfg.TTL/4 {
 		_ = a.c.Ping(ctx) // if the connection is lost, its next statement says so
 	}
 }
@@ -141,7 +141,7 @@ func (a *attempt) clear(ctx context.Context, err error, try func() error) error 
 		if !errors.As(err, &found) {
 			return err
 		}
-		rows, failed := a.ask(ctx, a.readSQL([]string{found.Key}))
+		rows, failed := a.ask(ctx, a.l.readSQL([]string{found.Key}))
 		if failed != nil {
 			return failed
 		}
@@ -155,7 +155,7 @@ func (a *attempt) clear(ctx context.Context, err error, try func() error) error 
 		if sabotage.KeepLapsed.Load() {
 			return nil
 		}
-		if err := server.Exec(ctx, a.c.Conn, a.clearSQL(found)); err != nil {
+		if err := server.Exec(ctx, a.c.Conn, a.l.clearSQL(found)); err != nil {
 			return leaving(err)
 		}
 		err = try()

@@ -292,7 +292,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, r Request) (_
 // attempt is one call of Begin or Join.
 type attempt struct {
 	strategy.Attempt
-	*Locker
+	l       *Locker
 	c       *pool.Conn
 	opts    driver.TxOptions
 	late    bool // the transaction may have a snapshot: see settings
@@ -308,7 +308,7 @@ type attempt struct {
 func (l *Locker) attempt(r Request) *attempt {
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Label, Wait: r.Wait, Waiting: r.Waiting, Start: time.Now(), Since: r.Since},
-		Locker:  l, r: r, keys: r.Keys,
+		l:       l, r: r, keys: r.Keys,
 	}
 	if r.Sessions != nil {
 		a.Short = r.Sessions.Short
@@ -338,32 +338,32 @@ var (
 // allowed returns an error if row locks do not exclude here, or if the server lacks what they need.
 func (a *attempt) allowed() error {
 	if len(a.r.Slots) > 0 {
-		if err := a.cfg.Info.Slots(); err != nil {
+		if err := a.l.cfg.Info.Slots(); err != nil {
 			return err
 		}
 	}
-	topology := a.cfg.Info.Topology
+	topology := a.l.cfg.Info.Topology
 	shared := slices.ContainsFunc(a.r.Keys, func(key Key) bool { return key.Shared })
 	if shared {
-		if err := a.cfg.Info.Shares("shared row locks", "leave out lockctx.Shared"); err != nil {
+		if err := a.l.cfg.Info.Shares("shared row locks", "leave out lockctx.Shared"); err != nil {
 			return err
 		}
 	}
 	// If a transaction keeps a snapshot, the snapshot must not be older than the lock.
 	level := sql.IsolationLevel(a.opts.Isolation)
-	if a.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
+	if a.l.cfg.Info.EarlySnapshot && level != sql.LevelDefault && level != sql.LevelReadCommitted {
 		return lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"on %s a %v transaction takes its snapshot when it begins, before it has the lock;"+
-				" say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.cfg.Info.Engine, level))
+				" say sql.LevelDefault or sql.LevelReadCommitted, with which it is READ COMMITTED", a.l.cfg.Info.Engine, level))
 	}
 	if _, err := pool.Options(a.opts); err != nil {
 		return err
 	}
 	var kind string
 	switch {
-	case topology == "" || a.cfg.Unsafe || a.streams && !shared:
+	case topology == "" || a.l.cfg.Unsafe || a.l.streams && !shared:
 		return nil
-	case a.streams:
+	case a.l.streams:
 		kind = "shared row locks"
 	default:
 		kind = "row locks"
@@ -384,19 +384,19 @@ func (a *attempt) comeToFront(ctx context.Context) error {
 	if err := a.allowed(); err != nil {
 		return err
 	}
-	if err := a.cfg.Rows.Exist(ctx, a.names); err != nil {
+	if err := a.l.cfg.Rows.Exist(ctx, a.names); err != nil {
 		return err
 	}
 	var giver any
 	if a.takesHandoff() {
-		giver = a.Locker
+		giver = a.l
 		a.GoesAhead = a.r.GoesAhead
 	}
 	keys := a.r.Keys
 	if n := len(a.r.Slots); n > 0 {
 		keys = []queue.Key{{Name: a.r.Slots[0], Slots: n}}
 	}
-	return a.Enqueue(ctx, a.cfg.Queue, keys, giver, nil)
+	return a.Enqueue(ctx, a.l.cfg.Queue, keys, giver, nil)
 }
 
 // begin begins the transaction with the lock, for a caller in front of the queue. If the caller was in front at once, it
@@ -470,13 +470,13 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 	}
 	switch {
 	case a.Vanished(err):
-		return nowait, a.cfg.Rows.Renew(ctx, a.names)
-	case a.outrun(err) && a.Wait > 0:
+		return nowait, a.l.cfg.Rows.Renew(ctx, a.names)
+	case a.l.outrun(err) && a.Wait > 0:
 		return false, a.rest(ctx, arrival)
 	case nowait && server.Locked(err) && a.Wait > 0:
 		a.Ticket.SawOtherProcess()
 		return false, nil
-	case nowait && a.taken(err):
+	case nowait && a.l.taken(err):
 		return false, a.refuse(ctx, 0)
 	case !nowait && server.Interrupted(err): // the server's own bound has ended the wait: queue again
 		return false, nil
@@ -489,7 +489,7 @@ func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext 
 // asked; 0 if it is not known.
 func (a *attempt) refuse(ctx context.Context, waiter uint64) error {
 	a.Heard.Store(true)
-	if a.Cleaning(ctx, a.cfg.Rows) {
+	if a.Cleaning(ctx, a.l.cfg.Rows) {
 		return nil
 	}
 	if a.HeldBy == nil {
@@ -539,11 +539,11 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 // behind returns the statement that can go out behind the lock statement; nil for none.
 func (a *attempt) behind() *Behind {
 	b := a.r.Behind
-	if b == nil || len(a.keys) != 1 || a.streams {
+	if b == nil || len(a.keys) != 1 || a.l.streams {
 		return nil
 	}
 	inOneText := !a.c.ByCalls() && a.c.Packs()
-	refused := b.Writes && a.cfg.Rows.Versioned(a.keys[0].Name) // by aloneSQL, each time
+	refused := b.Writes && a.l.cfg.Rows.Versioned(a.keys[0].Name) // by aloneSQL, each time
 	if !inOneText || refused {
 		return nil
 	}
@@ -590,7 +590,7 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 // It uses a control connection, since the application may have set the clock of its own session.
 func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Leased, err error) {
 	err = a.own(ctx, func(c *pool.Conn) error {
-		rows, err := server.Query(ctx, c.Conn, a.readSQL(names))
+		rows, err := server.Query(ctx, c.Conn, a.l.readSQL(names))
 		for _, row := range rows {
 			if lease, err = live(row); err != nil || lease.Remaining > 0 {
 				return err
@@ -598,7 +598,7 @@ func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Lea
 			if lease.Owner == "" || sabotage.KeepLapsed.Load() {
 				continue
 			}
-			if err := server.Exec(ctx, c.Conn, a.clearSQL(lease)); err != nil {
+			if err := server.Exec(ctx, c.Conn, a.l.clearSQL(lease)); err != nil {
 				return leaving(err)
 			}
 		}
@@ -653,7 +653,7 @@ func because(ctx context.Context, err error) error {
 func (a *attempt) control(ctx context.Context, atMost time.Duration) (*pool.Conn, error) {
 	timed, cancel := server.Within(ctx, atMost)
 	defer cancel()
-	return a.cfg.Control.Acquire(timed)
+	return a.l.cfg.Control.Acquire(timed)
 }
 
 // lock runs lock statements. The answer of the last one must show that every key's row exists and has no lease.
@@ -691,10 +691,10 @@ func (a *attempt) granted(rows [][]string) error {
 	for i, key := range a.keys {
 		token, owner, versioned := rows[i][1], rows[i][2], rows[i][3]
 		if token != "0" {
-			a.cfg.Rows.NoteLeased(key.Name)
+			a.l.cfg.Rows.NoteLeased(key.Name)
 		}
 		if versioned != "0" {
-			a.cfg.Rows.NoteVersioned(key.Name)
+			a.l.cfg.Rows.NoteVersioned(key.Name)
 			if !key.Shared {
 				a.locked.Versioned = append(a.locked.Versioned, key.Name)
 			}

@@ -35,7 +35,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	}
 	try := func(ctx context.Context) error {
 		err := a.clear(ctx, now(ctx)(), now(ctx))
-		a.over = !server.Locked(err) || a.cfg.Info.EndsTransaction(err)
+		a.over = !server.Locked(err) || a.l.cfg.Info.EndsTransaction(err)
 		return err
 	}
 	wait := func(ctx context.Context) error {
@@ -46,13 +46,13 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		defer done()
 		err = a.clear(ctx, a.block(ctx), now(ctx))
 		// The server's own limit leaves the transaction as it is; on Galera a KILL ends it.
-		stopped := errors.Is(err, strategy.ErrWaitOver) && !a.cfg.Info.RollbackOnTimeout && !a.streams
-		a.over = !stopped && (!server.Interrupted(err) || a.cfg.Info.EndsTransaction(err))
+		stopped := errors.Is(err, strategy.ErrWaitOver) && !a.l.cfg.Info.RollbackOnTimeout && !a.l.streams
+		a.over = !stopped && (!server.Interrupted(err) || a.l.cfg.Info.EndsTransaction(err))
 		return err
 	}
 	err = a.takeSlot(ctx, true, try, wait)
 	if errors.Is(err, keyrow.ErrNoRow) {
-		a.cfg.Rows.Forget(a.names)
+		a.l.cfg.Rows.Forget(a.names)
 	}
 	if server.Locked(err) {
 		err = lockerr.ErrLocked
@@ -89,7 +89,7 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 			return a.refuse(ctx, 0)
 		},
 	}
-	if a.cfg.Info.Kills {
+	if a.l.cfg.Info.Kills {
 		s.Wait = func(ctx context.Context, slot int) error {
 			lease, err := a.look(ctx, []string{a.r.Slots[slot]})
 			switch {
@@ -105,7 +105,7 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 			return strategy.ErrAgain
 		}
 	}
-	_, err := a.TakeSlot(ctx, &a.cfg, s)
+	_, err := a.TakeSlot(ctx, &a.l.cfg, s)
 	return err
 }
 
@@ -120,14 +120,14 @@ func (a *attempt) another(ctx context.Context, err error) error {
 		}
 	}
 	switch {
-	case a.taken(err):
+	case a.l.taken(err):
 		return strategy.ErrTaken
 	case errors.Is(err, errLeaving) && a.Wait > 0:
 		err = a.rest(ctx, breath)
 	case server.Interrupted(err), errors.Is(err, queue.ErrFreed): // look again
 		err = nil
 	case a.Vanished(err):
-		err = a.cfg.Rows.Renew(ctx, a.names)
+		err = a.l.cfg.Rows.Renew(ctx, a.names)
 	}
 	if err != nil {
 		return err

@@ -91,14 +91,14 @@ func (l *Locker) rowLock(key Key) string {
 //	UPDATE mysqllock SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND)
 //	WHERE namespace = 'app' AND name = 'k' AND owner IS NULL
 func (a *attempt) trySQL() (texts []string) {
-	if a.streams {
+	if a.l.streams {
 		for _, key := range a.keys {
 			texts = append(texts, a.settings("innodb_lock_wait_timeout = 0, wsrep_trx_fragment_unit = 'rows', wsrep_trx_fragment_size = 1")+
 				fmt.Sprintf("UPDATE %s SET expires = GREATEST(UTC_TIMESTAMP(6), expires + INTERVAL 1 MICROSECOND) WHERE %s AND owner IS NULL",
-					a.cfg.Table, schema.Row("", a.cfg.Namespace, schema.Literal(key.Name))))
+					a.l.cfg.Table, schema.Row("", a.l.cfg.Namespace, schema.Literal(key.Name))))
 		}
 	}
-	return append(texts, a.settings("")+a.selects(a.keys, server.Untimed, " NOWAIT"))
+	return append(texts, a.settings("")+a.l.selects(a.keys, server.Untimed, " NOWAIT"))
 }
 
 // aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has a lease or a version, or the server
@@ -110,9 +110,9 @@ func (a *attempt) trySQL() (texts []string) {
 //	FROM mysqllock WHERE namespace = 'app' AND name = 'k' LIMIT 1 FOR UPDATE NOWAIT
 func (a *attempt) aloneSQL() string {
 	key := a.keys[0]
-	plain := a.cfg.Info.Require("MAX(owner IS NULL AND versioned = 0) AND " + server.Writable)
+	plain := a.l.cfg.Info.Require("MAX(owner IS NULL AND versioned = 0) AND " + server.Writable)
 	columns := "CONNECTION_ID(), MAX(token), NULL, " + plain + " - 1, '0', '0'"
-	return "SELECT " + server.Untimed + columns + a.locking(schema.Literal(key.Name), key) + " NOWAIT"
+	return "SELECT " + server.Untimed + columns + a.l.locking(schema.Literal(key.Name), key) + " NOWAIT"
 }
 
 // nextSQL locks a key for the next caller, or fails at once. The caller before waits for the answer, too, so it waits
@@ -132,7 +132,7 @@ func (l *Locker) nextSQL(key string) string {
 //
 //	SET STATEMENT max_statement_time = 10.000, innodb_snapshot_isolation = OFF FOR
 func (a *attempt) settings(more string) string {
-	if a.late && a.cfg.Info.SnapshotIsolation {
+	if a.late && a.l.cfg.Info.SnapshotIsolation {
 		if more != "" {
 			more += ", "
 		}
@@ -151,11 +151,11 @@ func (a *attempt) settings(more string) string {
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), token, owner, versioned, @@read_only, @@innodb_read_only
 //	FROM mysqllock WHERE namespace = 'app' AND name = UNHEX(CONVERT(? USING ascii)) LIMIT 1 FOR UPDATE NOWAIT
 func (a *attempt) preparedSQL() (text string, args []driver.Value) {
-	if len(a.keys) != 1 || a.streams {
+	if len(a.keys) != 1 || a.l.streams {
 		return "", nil
 	}
 	key := a.keys[0]
-	return "SELECT " + server.Untimed + columns + a.locking(schema.Unhex, key) + " NOWAIT", []driver.Value{schema.Hex(key.Name)}
+	return "SELECT " + server.Untimed + columns + a.l.locking(schema.Unhex, key) + " NOWAIT", []driver.Value{schema.Hex(key.Name)}
 }
 
 // clearSQL removes an expired lease from its row. It fails at once if the row is locked,

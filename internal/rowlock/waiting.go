@@ -43,7 +43,7 @@ func (a *attempt) await(ctx context.Context, lease *strategy.Leased) error {
 	if err := a.mayBlock(ctx); err != nil {
 		return err
 	}
-	return a.AwaitLease(ctx, &a.cfg, lease)
+	return a.AwaitLease(ctx, &a.l.cfg, lease)
 }
 
 // wait begins a transaction, and waits for the lock in the server.
@@ -85,7 +85,7 @@ func (a *attempt) blockInFront(ctx, patient context.Context, b *Behind) error {
 // block waits in the server until the keys are locked, or until ctx ends.
 func (a *attempt) block(ctx context.Context) error {
 	err := a.queueUp(ctx, func(own context.Context, _ string, texts []string) error { return a.lockInTurn(own, texts) })
-	if err != nil || !a.streams {
+	if err != nil || !a.l.streams {
 		return err
 	}
 	if err = a.lock(ctx, a.trySQL()...); err != nil && ctx.Err() != nil {
@@ -101,11 +101,11 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	if deadline, ok := ctx.Deadline(); ok {
 		left = min(left, time.Until(deadline))
 	}
-	bound := min(left+slack, max(a.cfg.TTL, time.Second))
+	bound := min(left+slack, max(a.l.cfg.TTL, time.Second))
 	if len(a.r.Slots) > 0 {
 		bound = strategy.SlotWait
 	}
-	if t := a.cfg.ReadTimeout; t > 0 {
+	if t := a.l.cfg.ReadTimeout; t > 0 {
 		bound = min(bound, t/2)
 	}
 	mark := pool.NewMark()
@@ -113,8 +113,8 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 		Limits: terms.Limits, Conn: a.c, Mark: mark, Freed: a.Ticket.Freed(),
 		Stops: func(ctx context.Context) { a.HeldBy = a.blocker(ctx, mark) },
 	}
-	if a.cfg.Info.Kills {
-		w.Control = a.cfg.Control
+	if a.l.cfg.Info.Kills {
+		w.Control = a.l.cfg.Control
 	} else if a.late { // the transaction holds something already
 		w.Ends = wholeSecond + slack
 	}
@@ -123,8 +123,8 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	if !stopped {
 		return err
 	}
-	if !usable && a.cfg.Info.Kills {
-		a.EndQuery(ctx, mark) // the server's own limit ends the statement, too
+	if !usable && a.l.cfg.Info.Kills {
+		a.l.EndQuery(ctx, mark) // the server's own limit ends the statement, too
 	}
 	cause := context.Cause(ctx)
 	if cause == nil {
@@ -133,7 +133,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	switch {
 	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
 		return nil // the lock was granted at the last moment, and the caller is still there
-	case err == nil || server.Interrupted(err) || a.outrun(err) || !usable: // Galera calls a KILL a deadlock
+	case err == nil || server.Interrupted(err) || a.l.outrun(err) || !usable: // Galera calls a KILL a deadlock
 		return cause
 	default:
 		return err
@@ -168,17 +168,17 @@ func (l *Locker) EndQuery(ctx context.Context, mark string) {
 func (a *attempt) waitSQL(bound time.Duration, mark string) []string {
 	comment := "/* mysqllock " + mark + " " + server.Waits(a.Began()) + " */ "
 	settings, hint, tail := a.settings(""), "", ""
-	if a.cfg.Info.Settings {
+	if a.l.cfg.Info.Settings {
 		settings = a.settings(fmt.Sprintf("max_statement_time = %.3f", bound.Seconds()))
 	} else {
-		if !a.cfg.Info.Kills {
+		if !a.l.cfg.Info.Kills {
 			bound = wholeSecond
 		}
-		hint, tail = a.cfg.Info.Within(bound)
+		hint, tail = a.l.cfg.Info.Within(bound)
 	}
 	texts := make([]string, len(a.keys))
 	for i, key := range a.keys {
-		texts[i] = settings + a.selects([]Key{key}, hint+comment, tail)
+		texts[i] = settings + a.l.selects([]Key{key}, hint+comment, tail)
 		comment = pool.Marked(mark)
 	}
 	return texts
@@ -200,7 +200,7 @@ func (a *attempt) lockInTurn(ctx context.Context, texts []string) error {
 		}
 	}
 	if n := len(rows) - 1; stopped(rows) && n+1 < len(a.keys) {
-		a.cfg.Rows.NoteLeased(a.keys[n].Name)
+		a.l.cfg.Rows.NoteLeased(a.keys[n].Name)
 		return &strategy.Leased{Key: a.keys[n].Name, Token: rows[n][1], Owner: rows[n][2]}
 	}
 	return a.granted(rows)

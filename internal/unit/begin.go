@@ -78,8 +78,8 @@ func levelsOf(opts driver.TxOptions) sqltext.Levels {
 
 // opener opens a unit of work on a session.
 type opener struct {
-	*ctxState
-	p *plan
+	ctxState *ctxState
+	p        *plan
 	opening
 	levels sqltext.Levels // isolation levels that the transaction may have
 	link   *pool.Conn     // the session, whose turn the caller has; nil while there is none
@@ -88,13 +88,13 @@ type opener struct {
 
 // connect takes a session. blocks: the caller is about to wait for a lock in the server, on this session.
 func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err error) {
-	wait := o.handle.Wait(o.p.h)
-	if o.handle.Bounded() && o.p.inTransaction() {
+	wait := o.ctxState.handle.Wait(o.p.h)
+	if o.ctxState.handle.Bounded() && o.p.inTransaction() {
 		wait = o.p.wait.Left()
 	}
-	caller := o.asks(ctx, o.p.h, o.p.asker.Pooled, blocks)
+	caller := o.ctxState.asks(ctx, o.p.h, o.p.asker.Pooled, blocks)
 	caller.Beside = o.end == nil
-	o.link, err = o.handle.Session(ctx, o.p.l, caller, wait)
+	o.link, err = o.ctxState.handle.Session(ctx, o.p.l, caller, wait)
 	return o.link, err
 }
 
@@ -105,7 +105,7 @@ func (o *opener) Get(ctx context.Context) (*pool.Conn, error) { return o.connect
 // its session while it waits, BeforeWait gives that back and takes another one.
 func (o *opener) BeforeWait(ctx context.Context) (*pool.Conn, error) {
 	switch {
-	case !o.handle.Bounded() || o.holds(o.p.h):
+	case !o.ctxState.handle.Bounded() || o.ctxState.holds(o.p.h):
 		return o.link, nil
 	case o.link != nil && o.link.Block(): // link is nil after giveBack, if no session came in its place
 		return o.link, nil
@@ -120,7 +120,7 @@ func (o *opener) TookOver(c *pool.Conn) { o.link = c }
 // Short returns which bound leaves no session for the caller now; nil if there may be a session. In a
 // transaction of database/sql without maxConns it is always nil.
 func (o *opener) Short() error {
-	if o.end == nil && !o.handle.Bounded() {
+	if o.end == nil && !o.ctxState.handle.Bounded() {
 		return nil
 	}
 	return o.p.l.Short()
@@ -139,13 +139,13 @@ func (o *opener) giveBack() {
 // the transaction; and for a version, if the transaction would lock what it reads.
 func (o *opener) lender() *strategy.Lender {
 	p := o.p
-	moreLocks := len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.grants.list) > 0
+	moreLocks := len(p.outside) > 1 || p.outside[0].Slots > 0 || len(o.ctxState.grants.list) > 0
 	switch {
-	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.handle.ByCalls():
+	case o.opts != (driver.TxOptions{}), p.inTransaction(), o.ctxState.handle.ByCalls():
 		return nil
 	case p.versions && p.l.ReadsLock():
 		return nil
-	case p.locks && (moreLocks || o.readStands):
+	case p.locks && (moreLocks || o.ctxState.decision.readStands):
 		return nil
 	}
 	return &strategy.Lender{
@@ -166,7 +166,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 		first := &p.requests[0]
 		first.Since = time.Now() // later tries count from here, too
 		p.asked = true
-		first.seen, _ = o.handle.Observe(ctx, first.resources...)
+		first.seen, _ = o.ctxState.handle.Observe(ctx, first.resources...)
 	}
 	for tries, lent := 1, o.link != nil; ; tries++ {
 		u, err = o.try(ctx)
@@ -175,7 +175,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 		}
 	}
 	if errors.Is(err, driver.ErrBadConn) {
-		err = o.handle.SetupError(p.h, err)
+		err = o.ctxState.handle.SetupError(p.h, err)
 	}
 	if err != nil {
 		if p.inTransaction() {
@@ -192,7 +192,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 			return nil, handle.Yielded(err)
 		}
 	}
-	if len(o.grants.list) > 0 {
+	if len(o.ctxState.grants.list) > 0 {
 		if err := u.verify(ctx); err != nil {
 			_ = u.finish(false)
 			return nil, err
@@ -204,7 +204,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 // try opens a transaction with the first request of p. In a hold that has the key already, p may have
 // no request.
 func (o *opener) try(ctx context.Context) (u *unit, err error) {
-	k, p, lent := o.handle, o.p, o.link != nil
+	k, p, lent := o.ctxState.handle, o.p, o.link != nil
 	unclosed, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := k.OnClose(cancel)
@@ -241,7 +241,7 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 		}
 	}
 	u = newUnit(o, txn)
-	u.looked = lent && p.versions
+	u.past.looked = lent && p.versions
 	return u, nil
 }
 
@@ -254,12 +254,12 @@ func (o *opener) setup(err error) error {
 	if server.Idle(err) { // the server has ended the session before anything was sent
 		return driver.ErrBadConn
 	}
-	return o.handle.SetupError(o.p.h, err)
+	return o.ctxState.handle.SetupError(o.p.h, err)
 }
 
 // lockFirst is try for a transaction that begins with a row lock.
 func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
-	k, p := o.handle, o.p
+	k, p := o.ctxState.handle, o.p
 	first := p.requests[0]
 	if first.Wait = p.wait.Left(); first.Wait == 0 {
 		k.AwaitEnding(ctx, first.resources)
@@ -267,7 +267,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	first.Sessions = o
 	readsFirst := false
 	if st := o.with; st != nil && o.joinsLock(st) {
-		alone := st.Last && len(p.around) == 0 && !o.readStands && !first.resources[0].Shared
+		alone := st.Last && len(p.around) == 0 && !o.ctxState.decision.readStands && !first.resources[0].Shared
 		switch {
 		case st.Query && !st.Last:
 			readsFirst, first.Behind = true, query(st)
@@ -280,7 +280,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	}
 	ctx, asked := first.seen.Within(ctx)
 	defer asked()
-	begun, err := p.l.Begin(ctx, o.opts, first.Request)
+	begun, err := p.l.RowLocks.Begin(ctx, o.opts, first.Request)
 	if err != nil {
 		return nil, err
 	}
@@ -293,14 +293,14 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 
 // joinsLock reports whether st may go out in one text with the lock statement: it runs under one lock alone.
 func (o *opener) joinsLock(st *statement.Statement) bool {
-	oneLock := len(o.p.requests) == 1 && len(o.grants.list) == 0
+	oneLock := len(o.p.requests) == 1 && len(o.ctxState.grants.list) == 0
 	return oneLock && joins(st, o.p.l.Info())
 }
 
 // live ends the unit with the context end, or with the handle, unless something ends it before.
 func (u *unit) live(end context.Context) {
 	u.l.Remember(u, u.endForClose)
-	u.stop = context.AfterFunc(end, u.contextEnded)
+	u.life.stop = context.AfterFunc(end, u.contextEnded)
 	u.endsWith(end)
 	if u.ctxState.handle.Closed() {
 		go u.endForClose(lockerr.ErrClosed)

@@ -17,7 +17,7 @@ import (
 // check returns why nothing more can run in the lock context, or inside the holds around it. If a hold
 // has ended, check also ends the unit of work that a read has begun in it.
 func (cs *ctxState) check(h *hint.Hint) error {
-	if cs.unit != nil && cs.unit.until != nil {
+	if cs.unit != nil && cs.unit.life.until != nil {
 		cs.unit.inTime()
 	}
 	if cs.unit != nil && len(cs.unit.outer) > 0 {
@@ -59,11 +59,11 @@ func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) er
 	if u != nil {
 		relies = &u.relying
 	}
-	err := cs.refuses(h, cs.lockCtx, relies, st)
+	err := cs.decision.refuses(h, cs.lockCtx, relies, st)
 	writes := st.Info.Changes != sqltext.ChangesNothing
 	mayBeStale := h != nil && h.AllowStale || relies != nil && (relies.fresh || relies.allowStale)
 	if err == nil && writes && !mayBeStale {
-		if reader := cs.stale.reader.Load(); reader != nil && reader != cs.handle || cs.handle.ReadElsewhere(cs.lockCtx) {
+		if reader := cs.decision.stale.reader.Load(); reader != nil && reader != cs.handle || cs.handle.ReadElsewhere(cs.lockCtx) {
 			err = errReadElsewhere
 		}
 	}
@@ -117,14 +117,14 @@ func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) err
 		}
 	}
 	switch {
-	case !cs.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.fresh || u.allowStale || u.inHold()):
+	case !cs.decision.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.relying.fresh || u.relying.allowStale || u.inHold()):
 		return nil
 	}
 	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, "+
 		"and what follows would be refused; "+
 		"put the read and all writes into mysqllock.Do, or into one transaction")
 	if u != nil && len(u.stack) > 0 {
-		u.refused = err
+		u.atCommit.refused = err
 	}
 	return err
 }
@@ -151,7 +151,7 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 		}
 	}
 	if u != nil {
-		for _, row := range u.rows {
+		for _, row := range u.rowLocks.rows {
 			add(row.Resource)
 		}
 		for _, g := range u.grants() {

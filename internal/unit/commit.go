@@ -34,15 +34,15 @@ func (u *unit) epilogue() (*epilogue, error) {
 		return nil, nil
 	}
 	grants, e := u.checked(), new(epilogue)
-	if u.wrote && u.raises {
-		e.add(u.raiseVersions(), grantGroup{seen: u.seen})
+	if u.past.wrote && u.rowLocks.raises {
+		e.add(u.raiseVersions(), grantGroup{seen: u.rowLocks.seen})
 	}
 	for _, g := range grants {
 		if errors.Is(g.Err(), lockerr.ErrClosed) { // g was given back; whether a grant was lost, the server's answer says
 			return nil, g.overError("commit")
 		}
 	}
-	how := strategy.Commit{Wrote: u.wrote, Ends: u.endsGrants()}
+	how := strategy.Commit{Wrote: u.past.wrote, Ends: u.endsGrants()}
 	for _, group := range byStrategy(grants) {
 		how := how
 		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants.list, g) })
@@ -74,8 +74,8 @@ func (u *unit) checked() (grants []*grant) {
 		switch {
 		case g.version() == 0:
 			grants = append(grants, g)
-		case u.wrote && slices.Contains(u.ctxState.grants.list, g):
-			u.compared = append(u.compared, g)
+		case u.past.wrote && slices.Contains(u.ctxState.grants.list, g):
+			u.atCommit.compared = append(u.atCommit.compared, g)
 			grants = append(grants, g)
 		}
 	}
@@ -89,14 +89,14 @@ func (u *unit) checked() (grants []*grant) {
 // others compare.
 func (u *unit) raiseVersions() (c strategy.Check) {
 	var rows []string
-	for name, r := range u.rows {
+	for name, r := range u.rowLocks.rows {
 		if r.raises() {
 			rows = append(rows, name)
 		}
 	}
 	if len(rows) > 0 {
 		slices.Sort(rows)
-		c.Before = []string{u.l.Raise(rows)}
+		c.Before = []string{u.l.RowLocks.Raise(rows)}
 		c.Failed = func(_ context.Context, _ int, err error) error {
 			return fmt.Errorf("raising the versions of keys: %w", err)
 		}
@@ -126,7 +126,7 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 		return false, nil
 	case answered < commit && server.ReadOnlyTransactions(err): // all transactions of the connection are READ ONLY: nothing was written
 		e.ended(strategy.Failed)
-		u.compared = nil
+		u.atCommit.compared = nil
 		return false, u.txn.Commit(u.limit)
 	case !sent && server.Number(err) == 0:
 		refused = true

@@ -21,9 +21,9 @@ import (
 // straight to the base driver's connection, and its result straight back. database/sql calls one method
 // at a time.
 type Conn struct {
-	handle   *handle.Handle
-	*appConn          // the base connection
-	none     *appConn // the empty appConn of a light connection, used while it has no real one
+	handle *handle.Handle
+	app    *appConn // the base connection
+	none   *appConn // the empty appConn of a light connection, used while it has no real one
 
 	tx      *Tx    // the open transaction that BeginTx has begun here
 	use     use    // what database/sql uses the connection for now
@@ -40,7 +40,7 @@ type Conn struct {
 // database/sql uses it; nil for none.
 func NewConn(k *handle.Handle, base driver.Conn, above *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
-	return &Conn{handle: k, above: above, appConn: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{handle: k, above: above, app: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a Conn that has a real connection only while it needs one. The handle k must have a
@@ -68,7 +68,7 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 		}
 		c.came = true
 	}
-	if c.bad.Load() {
+	if c.app.bad.Load() {
 		return driver.ErrBadConn // database/sql closes it, and takes another one
 	}
 	return nil
@@ -98,12 +98,12 @@ func (c *Conn) vacate() {
 	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
 		c.none = &appConn{texts: texts{state: sqltext.Idle}}
 	}
-	c.appConn = c.none
+	c.app = c.none
 }
 
 // need takes a real connection for c, unless c has one.
 func (c *Conn) need(ctx context.Context) error {
-	if c.link != nil {
+	if c.app.link != nil {
 		return nil
 	}
 	return c.needAs(ctx, pool.As{})
@@ -130,9 +130,9 @@ func (c *Conn) needAs(ctx context.Context, as pool.As) error {
 // move makes link the real connection of c. The caller has the turn of link; move ends it.
 func (c *Conn) move(link *pool.Conn) {
 	link.EndTurn()
-	if c.appConn, _ = link.State.(*appConn); c.appConn == nil {
-		c.appConn = &appConn{link: link, texts: texts{state: sqltext.Idle}}
-		link.State = c.appConn
+	if c.app, _ = link.State.(*appConn); c.app == nil {
+		c.app = &appConn{link: link, texts: texts{state: sqltext.Idle}}
+		link.State = c.app
 	}
 }
 
@@ -142,22 +142,22 @@ func (c *Conn) move(link *pool.Conn) {
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
 func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
-	for c.link == nil {
+	for c.app.link == nil {
 		as := s.asks(ctx, h, true, blocks)
 		as.Prefer = c.leftOn
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
-		if c.move(link); c.pristine() || link == c.leftOn {
+		if c.move(link); c.app.pristine() || link == c.leftOn {
 			return nil
 		}
-		if c.texts.state != sqltext.Idle {
+		if c.app.texts.state != sqltext.Idle {
 			if err := c.outside(ctx, "begin", h); err != nil {
 				return err
 			}
 		}
-		if !c.pristine() {
+		if !c.app.pristine() {
 			c.discard()
 		}
 	}
@@ -168,7 +168,7 @@ func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait ti
 // text has a transaction open on it, c keeps it: the next user would run in that transaction, and the
 // pool may close idle connections.
 func (c *Conn) release() {
-	s := c.appConn
+	s := c.app
 	if s.link == nil {
 		return
 	}
@@ -191,8 +191,8 @@ func (c *Conn) release() {
 
 // discard closes the real connection, if c has one.
 func (c *Conn) discard() {
-	if c.link != nil {
-		c.bad.Store(true)
+	if c.app.link != nil {
+		c.app.bad.Store(true)
 		c.release()
 	}
 }
@@ -204,30 +204,30 @@ func (c *Conn) Base() driver.Conn {
 	if !c.unlocked() && c.tx.u.state == stateOpen {
 		return c.tx.u.link.Conn
 	}
-	if c.link != nil {
-		return c.link.Conn
+	if c.app.link != nil {
+		return c.app.link.Conn
 	}
 	ctx, cancel := server.Within(context.Background(), max(c.handle.Settings.Wait, time.Second))
 	defer cancel()
 	if c.need(ctx) != nil {
 		return nil
 	}
-	return c.link.Conn
+	return c.app.link.Conn
 }
 
 // Sample returns a connection of the base driver, to look at what all of them have in common: which
 // interfaces they have, and how they convert arguments. It need not be the connection of c, and may be
 // closed or in use, so that looking takes up no connection.
 func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
-	if c.link != nil {
-		return c.link.Conn, nil
+	if c.app.link != nil {
+		return c.app.link.Conn, nil
 	}
 	return c.handle.Sample(ctx, func() (driver.Conn, error) {
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
 		defer c.release()
-		return c.link.Conn, nil
+		return c.app.link.Conn, nil
 	})
 }
 
@@ -235,7 +235,7 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 // tables are locked on the connection, or a transaction is open there that the driver has not begun,
 // and does not end.
 func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
-	used := c.appConn
+	used := c.app
 	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
 		used, _ = c.leftOn.State.(*appConn)
 	}
@@ -246,7 +246,7 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 				"UNLOCK TABLES first", text)))
 	}
 	manual, known := c.handle.Manual()
-	if c.link == nil { // the connection that c gets will be like a new one
+	if c.app.link == nil { // the connection that c gets will be like a new one
 		if !manual {
 			return nil
 		}
@@ -254,15 +254,15 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 			return err
 		}
 	}
-	if known && !c.texts.sure {
-		if c.texts.sure = true; manual {
-			c.texts.state = sqltext.Unknown
+	if known && !c.app.texts.sure {
+		if c.app.texts.sure = true; manual {
+			c.app.texts.state = sqltext.Unknown
 		}
 	}
-	if c.texts.state == sqltext.Idle {
+	if c.app.texts.state == sqltext.Idle {
 		return nil
 	}
-	state, err := c.knownState(ctx)
+	state, err := c.app.knownState(ctx)
 	switch {
 	case err != nil:
 		return c.handle.Error(op, h, strategy.Unreached(err))
@@ -284,14 +284,14 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 // rows may still be read from the connection: then fit sends nothing, so that they can be read on. Or a
 // variable was set that changes what the statements of a version mean: ROLLBACK, or the time.
 func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
-	if c.link == nil {
+	if c.app.link == nil {
 		return nil
 	}
-	if !c.link.Valid() && !statement.Retried(ctx) {
+	if !c.app.link.Valid() && !statement.Retried(ctx) {
 		return c.handle.Error(op, h, handle.ErrUnusable)
 	}
 	for _, name := range []string{"completion_type", "timestamp"} {
-		if c.left.Variable(name) {
+		if c.app.left.Variable(name) {
 			return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 				"plain SQL text has set %s on this connection, and locks need its default; set it to DEFAULT", name)))
 		}
@@ -302,7 +302,7 @@ func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 // clean returns why the versions that a unit of work remembers say nothing of what is read on this
 // connection; nil if they do.
 func (c *Conn) clean(ctx context.Context, p *plan, op string) error {
-	levels, err := c.levels(ctx, p.l)
+	levels, err := c.app.levels(ctx, p.l)
 	if err == nil {
 		err = p.l.Dirty(levels)
 	}
@@ -320,30 +320,30 @@ func (c *Conn) Ping(ctx context.Context) error {
 	if err := c.need(ctx); err != nil {
 		return err
 	}
-	p, ok := c.link.Conn.(driver.Pinger)
+	p, ok := c.app.link.Conn.(driver.Pinger)
 	if !ok {
 		return nil
 	}
-	if err := c.link.AwaitTurn(ctx); err != nil {
+	if err := c.app.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	defer c.link.EndTurn()
+	defer c.app.link.EndTurn()
 	return p.Ping(ctx)
 }
 
 // Reset is what database/sql calls before it uses the connection again.
 func (c *Conn) Reset(ctx context.Context) error {
-	if c.bad.Load() || c.handle.Closed() {
+	if c.app.bad.Load() || c.handle.Closed() {
 		return driver.ErrBadConn
 	}
 	if c.newUse(); c.above != nil && c.handle.Bounded() && !c.above.Told() {
 		c.above.Hides() // a wrapper that does not would have passed Valid on
 		c.release()
 	}
-	if c.link == nil {
+	if c.app.link == nil {
 		return nil
 	}
-	if r, ok := c.link.Conn.(driver.SessionResetter); ok {
+	if r, ok := c.app.link.Conn.(driver.SessionResetter); ok {
 		return r.ResetSession(ctx)
 	}
 	return nil
@@ -355,7 +355,7 @@ func (c *Conn) Reset(ctx context.Context) error {
 func (c *Conn) Valid() bool {
 	missed := c.handle.Bounded() && !c.shareable() || c.use.matters() // by a later call of the use
 	if missed && statement.InRaw() {
-		return !c.bad.Load() && c.link.Valid()
+		return !c.app.bad.Load() && c.app.link.Valid()
 	}
 	if c.above != nil {
 		c.above.Tells()
@@ -364,12 +364,12 @@ func (c *Conn) Valid() bool {
 		c.release()
 		return true
 	}
-	return !c.bad.Load() && c.link.Valid()
+	return !c.app.bad.Load() && c.app.link.Valid()
 }
 
 // shareable reports whether nothing has happened on the connection that its user would miss on another.
 func (c *Conn) shareable() bool {
-	return c.link == nil || c.tx == nil && c.pristine() && len(c.stmts.own) == 0
+	return c.app.link == nil || c.tx == nil && c.app.pristine() && len(c.app.stmts.own) == 0
 }
 
 // Close rolls back the transactions with a lock that were begun on c, and closes the base connection.
@@ -380,7 +380,7 @@ func (c *Conn) Close() error {
 		}
 	}
 	if c.handle.Bounded() {
-		if c.link != nil { // database/sql has not put c back, so c has turned out to be broken
+		if c.app.link != nil { // database/sql has not put c back, so c has turned out to be broken
 			c.discard()
 			if c.above.Told() {
 				c.handle.Apps().Flush()
@@ -391,7 +391,7 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	c.handle.StarvationGuard.Closed()
-	_ = c.link.AwaitTurn(context.Background()) // a ping may be under way
-	defer c.link.EndTurn()
-	return c.link.Conn.Close()
+	_ = c.app.link.AwaitTurn(context.Background()) // a ping may be under way
+	defer c.app.link.EndTurn()
+	return c.app.link.Conn.Close()
 }

@@ -21,9 +21,9 @@ type ctxState struct {
 	grants grants // locks and versions outside of the transaction, which the unit of work holds with or without one
 	failed error  // why no other unit may begin: a unit was lost behind the caller's back
 
-	decision
-	handle  *handle.Handle
-	lockCtx *hint.LockContext // nil if the caller's context asks for no lock, and only has holds around it
+	decision decision
+	handle   *handle.Handle
+	lockCtx  *hint.LockContext // nil if the caller's context asks for no lock, and only has holds around it
 }
 
 func newCtxState(k *handle.Handle) *ctxState {
@@ -39,7 +39,7 @@ func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
 	stale := staleReadOf(lockCtx)
 	return lockCtx.State(k, func() any {
 		s := newCtxState(k)
-		s.stale, s.lockCtx = stale, lockCtx
+		s.decision.stale, s.lockCtx = stale, lockCtx
 		return s
 	}).(*ctxState)
 }
@@ -73,7 +73,7 @@ func (cs *ctxState) drop(keep int, u *unit) {
 		}
 	}
 	if owed := cs.grants.drop(keep, released); owed != "" {
-		cs.outlived(owed)
+		cs.decision.outlived(owed)
 	}
 }
 
@@ -113,7 +113,7 @@ func (cs *ctxState) inTime() {
 func (cs *ctxState) dropSpent() {
 	cs.drop(0, nil)
 	if cs.unit == nil { // else unit.end notes it
-		cs.outlived("the end of a unit of work that was lost")
+		cs.decision.outlived("the end of a unit of work that was lost")
 	}
 }
 

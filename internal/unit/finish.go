@@ -20,10 +20,10 @@ import (
 // transaction that the read has begun, or the grants.
 func (u *unit) commitOrKeep() error {
 	s := u.ctxState
-	if u.changed != "" || !s.readStands || u.cause != nil {
+	if u.relying.changed != "" || !s.decision.readStands || u.cause != nil {
 		return u.finish(true)
 	}
-	if u.relied {
+	if u.relying.relied {
 		u.cutStream()
 		if err := u.takeLink(context.Background(), "commit"); err != nil {
 			return u.finish(true)
@@ -45,9 +45,9 @@ func (u *unit) finish(commit bool) error {
 	if u.state == stateEnded {
 		return u.cause
 	}
-	u.ending = "the rollback of a transaction"
+	u.relying.ending = "the rollback of a transaction"
 	if commit {
-		u.ending = byCommit + cmp.Or(u.changed, "a transaction")
+		u.relying.ending = byCommit + cmp.Or(u.relying.changed, "a transaction")
 	}
 	u.cutStream()
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
@@ -55,10 +55,10 @@ func (u *unit) finish(commit bool) error {
 	}
 	defer u.give()
 	defer u.end()
-	if u.broken != nil {
+	if u.stream.broken != nil {
 		u.afterRows()
 	}
-	if commit && len(u.doubts) > 0 {
+	if commit && len(u.atCommit.doubts) > 0 {
 		ctx, cancel := server.Within(context.Background(), commitLimit)
 		_ = u.resolveDoubts(ctx, "commit")
 		cancel()
@@ -67,9 +67,9 @@ func (u *unit) finish(commit bool) error {
 		return u.cause
 	}
 	if u.ctxState.handle.Settings.Observe != nil {
-		u.leaving = time.Now()
-		for _, seen := range u.seen {
-			seen.Leaving(u.leaving)
+		u.rowLocks.leaving = time.Now()
+		for _, seen := range u.rowLocks.seen {
+			seen.Leaving(u.rowLocks.leaving)
 		}
 	}
 	var err error
@@ -90,14 +90,14 @@ func (u *unit) finish(commit bool) error {
 func (u *unit) sendCommit() error {
 	refused, err := false, error(nil)
 	var e *epilogue
-	if u.last == nil {
+	if u.atCommit.last == nil {
 		if err = u.overdue(); err == nil {
 			e, err = u.epilogue()
 			refused = err != nil
 		}
 	}
 	switch {
-	case u.last != nil:
+	case u.atCommit.last != nil:
 		err = u.lastSent()
 	case err != nil:
 	case e != nil:
@@ -110,7 +110,7 @@ func (u *unit) sendCommit() error {
 		return nil
 	}
 	err = u.unfinished("commit", err, refused, e)
-	if u.ctxState.grants.until != nil || u.until != nil && u.hold == nil {
+	if u.ctxState.grants.until != nil || u.life.until != nil && u.hold == nil {
 		u.ctxState.failed = u.cause // a read under the lock must not decide on a write without it
 	}
 	return err
@@ -119,9 +119,9 @@ func (u *unit) sendCommit() error {
 // lastSent takes the place of COMMIT where a write has taken the COMMIT along.
 func (u *unit) lastSent() error {
 	switch {
-	case u.last.err != nil:
-		return u.last.err
-	case u.last.locked:
+	case u.atCommit.last.err != nil:
+		return u.atCommit.last.err
+	case u.atCommit.last.locked:
 		u.passOn()
 	case !u.link.Clean() || !u.link.Valid():
 		u.breakLink()
@@ -149,18 +149,18 @@ func (u *unit) sendText() error {
 // passes reports whether the session may go to the next caller that wants what the unit has locked: the
 // unit has locked nothing else, and nothing is to be checked before its COMMIT.
 func (u *unit) passes() bool {
-	return u.handoff != nil && len(u.rows) == 1 && len(u.ctxState.grants.list) == 0 && len(u.outer) == 0
+	return u.handoff != nil && len(u.rowLocks.rows) == 1 && len(u.ctxState.grants.list) == 0 && len(u.outer) == 0
 }
 
 // passesAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing
 // has run in it.
 func (u *unit) passesAsItIs() bool {
-	return !u.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background())
+	return !u.past.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background())
 }
 
 // passOn hands the session over to the next caller, with the lock, when the unit has ended.
 func (u *unit) passOn() {
-	u.tickets = nil
+	u.rowLocks.tickets = nil
 	u.next = func() { u.handoff.Give(u.kill) }
 }
 
@@ -202,15 +202,15 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		err = u.error(op, lockerr.With(lockerr.ErrLost, err))
 	}
 	u.cause = err
-	for _, g := range u.compared {
-		g.seen.Over(u.leaving, err)
+	for _, g := range u.atCommit.compared {
+		g.seen.Over(u.rowLocks.leaving, err)
 	}
 	return err
 }
 
 // newVersions notes the versions that a COMMIT has set.
 func (u *unit) newVersions() {
-	for _, g := range u.compared {
+	for _, g := range u.atCommit.compared {
 		if v, ok := g.held.(strategy.Versioned); ok {
 			g.held = v.Next()
 			g.Tell(hint.ToldVersion, g.version())
@@ -221,7 +221,7 @@ func (u *unit) newVersions() {
 // inTime ends the unit if the context has ended that bounds the reads in it. The watch on that context
 // does the same, but may still wait for its turn.
 func (u *unit) inTime() {
-	if u.state == stateEnded || u.until == nil || u.until.Err() == nil {
+	if u.state == stateEnded || u.life.until == nil || u.life.until.Err() == nil {
 		return
 	}
 	// Without an open transaction of the caller, the unit has only finished autocommit statements: to
@@ -230,7 +230,7 @@ func (u *unit) inTime() {
 	commit := !u.inside() && !lost
 	err := u.finish(commit)
 	if err == nil || !commit && !lost { // a transaction that could not be rolled back has ended with its connection
-		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.until)))
+		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, whatEnded(u.life.until)))
 	}
 	if u.hold == nil { // after a hold the lock context around it goes on
 		u.ctxState.failed = u.cause
@@ -259,7 +259,7 @@ func (u *unit) endForClose(cause error) {
 // outlivesHold ends the unit if a hold around it has ended and the unit has only read, outside a
 // transaction. Its COMMIT would ask for the lock of that hold, and its snapshot is as old as the hold.
 func (u *unit) outlivesHold() {
-	if u.state != stateOpen || u.cause != nil || u.inside() || u.wrote {
+	if u.state != stateOpen || u.cause != nil || u.inside() || u.past.wrote {
 		return
 	}
 	if slices.ContainsFunc(u.outer, func(g *grant) bool { return g.Err() != nil }) {

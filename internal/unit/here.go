@@ -42,7 +42,7 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 		return nil, nil, err
 	}
 	if st.Kept {
-		if err := c.again(ctx, st); err != nil {
+		if err := c.app.again(ctx, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -50,14 +50,14 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	if st.Stmt == nil && !st.Prepared {
 		run = st.Direct
 	}
-	r, res, err := run(ctx, c.link.Conn)
+	r, res, err := run(ctx, c.app.link.Conn)
 	return r, res, c.ran(st.Text, st.Info, st.Query, err)
 }
 
 // ran notes what a statement has left that ran on this connection, and returns err as the caller gets it.
 // If the base driver has to prepare the statement first, the statement comes again.
 func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error {
-	c.texts.note(info, query, err)
+	c.app.texts.note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {
 		c.skipped = text
 		return err
@@ -66,7 +66,7 @@ func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error 
 	c.use.setsNext = c.use.setsNext || info.Next != 0
 	if info.Taints || info.Kind == sqltext.Commits {
 		c.use.note(nil, text, info, query, err)
-		c.noteLeft(text, info, query, err)
+		c.app.noteLeft(text, info, query, err)
 	}
 	if err != nil {
 		err = c.handle.Explained(err)

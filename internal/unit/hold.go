@@ -16,7 +16,7 @@ import (
 
 // Hold is a lock that Acquire has taken: see mysqllock.Hold. Its holdShape says how it is kept.
 type Hold struct {
-	outerHold
+	outer    outerHold
 	shape    holdShape
 	ctx      context.Context
 	ctxState *ctxState   // of the hold's lock context; has the unit, or the grant that the hold has joined
@@ -65,9 +65,9 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
-	h := &Hold{outerHold: outerHold{handle: k, key: asked.Named, cancel: cancel}}
+	h := &Hold{outer: outerHold{handle: k, key: asked.Named, cancel: cancel}}
 	if k.HoldIsTransaction(asked) {
-		h.alone = asked.LockContext == nil
+		h.outer.alone = asked.LockContext == nil
 		h.ctx = asked.With(own)
 		err = h.open(asked)
 	} else {
@@ -78,14 +78,14 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 		return nil, err
 	}
 	if !h.shape.inUnit() {
-		h.ctx = asked.Inside(own, &h.outerHold)
+		h.ctx = asked.Inside(own, &h.outer)
 	}
 	return h, nil
 }
 
 // open opens a transaction with the lock, or joins the unit of work that is open in the lock context.
 func (h *Hold) open(asked *hint.Hint) (err error) {
-	h.ctxState = ctxStateOf(h.handle, asked.LockContext)
+	h.ctxState = ctxStateOf(h.outer.handle, asked.LockContext)
 	if err := h.ctxState.take(h.ctx); err != nil {
 		return err
 	}
@@ -101,20 +101,20 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 		return err
 	}
 	h.shape = holdUnit
-	h.unit, err = h.ctxState.open(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outerHold})
+	h.unit, err = h.ctxState.open(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outer})
 	return err
 }
 
 // nest makes the hold a transaction in the open unit of work.
 func (h *Hold) nest(asked *hint.Hint) error {
-	h.shape, h.unit, h.nested = holdNested, h.ctxState.unit, &inner{hold: &h.outerHold}
+	h.shape, h.unit, h.nested = holdNested, h.ctxState.unit, &inner{hold: &h.outer}
 	return h.unit.nest(h.ctx, asked, h.nested, driver.TxOptions{})
 }
 
 // openGrant takes a lease or an advisory lock, unless a hold around already has it. If a transaction is
 // open in the lock context, the hold joins that, and openGrant sets h.ctx.
 func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
-	p, err := h.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
+	p, err := h.outer.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 	around := outerGrants(asked)
 	var s *ctxState
 	if asked.LockContext != nil {
-		s = ctxStateOf(h.handle, asked.LockContext)
+		s = ctxStateOf(h.outer.handle, asked.LockContext)
 		if err := s.take(ctx); err != nil {
 			return err
 		}
@@ -135,18 +135,18 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		if s.unit != nil {
 			h.ctx, h.ctxState = asked.With(own), s
 			err := h.nest(asked)
-			h.grant = keeperOf(h.handle, p, slices.Concat(s.grants.list, around)) // nest may have taken the grant
+			h.outer.grant = keeperOf(h.outer.handle, p, slices.Concat(s.grants.list, around)) // nest may have taken the grant
 			return err
 		}
 	}
-	if h.grant = keeperOf(h.handle, p, around); h.grant != nil {
+	if h.outer.grant = keeperOf(h.outer.handle, p, around); h.outer.grant != nil {
 		h.shape = holdInside
 		return nil
 	}
 	if s != nil {
-		if h.grant = keeperOf(h.handle, p, s.grants.list); h.grant != nil {
+		if h.outer.grant = keeperOf(h.outer.handle, p, s.grants.list); h.outer.grant != nil {
 			h.shape, h.ctxState = holdJoined, s
-			s.grants.joined = append(s.grants.joined, &h.outerHold)
+			s.grants.joined = append(s.grants.joined, &h.outer)
 			return nil
 		}
 	}
@@ -156,53 +156,53 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 // takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil without one.
 func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
 	start := time.Now()
-	l, err := locksFor(ctx, h.handle, asked, true, p)
+	l, err := locksFor(ctx, h.outer.handle, asked, true, p)
 	if err != nil {
-		h.handle.Refused(ctx, start, err, p)
+		h.outer.handle.Refused(ctx, start, err, p)
 		return err
 	}
-	if h.handle.Wait(asked) == 0 {
-		h.handle.AwaitEnding(ctx, []strategy.Resource{p})
+	if h.outer.handle.Wait(asked) == 0 {
+		h.outer.handle.AwaitEnding(ctx, []strategy.Resource{p})
 	}
 	h.mu.Lock() // until h.grant is set, for lost
 	defer h.mu.Unlock()
-	if h.grant, err = takeGrant(ctx, h.handle, l, s.caller(false), p, h.handle.Wait(asked), nil, h.lost); err != nil {
-		return h.handle.Recognised(err, asked.LockContext, p)
+	if h.outer.grant, err = takeGrant(ctx, h.outer.handle, l, s.caller(false), p, h.outer.handle.Wait(asked), nil, h.lost); err != nil {
+		return h.outer.handle.Recognised(err, asked.LockContext, p)
 	}
 	if asked.LockContext != nil {
-		h.stale = staleReadOf(asked.LockContext)
+		h.outer.stale = staleReadOf(asked.LockContext)
 	}
-	h.shape, h.grant.noted = holdGrant, h.handle.EnterHold(h.grant.Resource, asked.LockContext)
+	h.shape, h.outer.grant.noted = holdGrant, h.outer.handle.EnterHold(h.outer.grant.Resource, asked.LockContext)
 	h.stop = context.AfterFunc(ctx, h.lapse)
 	return nil
 }
 
 // lost is called when the hold's own grant may be lost. It ends the hold.
 func (h *Hold) lost() {
-	h.handle.Doubt()
+	h.outer.handle.Doubt()
 	h.mu.Lock() // while End has the mutex, the context has ended
 	defer h.mu.Unlock()
-	if h.grant != nil {
-		h.outlived() // before the caller hears of the loss and writes
-		h.cancel(h.grant.overError("statement"))
-		h.grant.lost()
+	if h.outer.grant != nil {
+		h.outer.outlived() // before the caller hears of the loss and writes
+		h.outer.cancel(h.outer.grant.overError("statement"))
+		h.outer.grant.lost()
 	}
 }
 
 // lapse is called when Acquire's context ends. The grant then ends within the TTL, unless Release comes
 // before: statements in the hold have that long to stop.
 func (h *Hold) lapse() {
-	if l, ok := h.grant.held.(strategy.Lapsing); ok {
+	if l, ok := h.outer.grant.held.(strategy.Lapsing); ok {
 		l.Lapse()
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.over {
-		h.lapsed = time.AfterFunc(h.handle.Settings.TTL, func() {
-			h.outlived()
-			_ = h.grant.Release()
-			h.grant.noted.Leave()
+		h.lapsed = time.AfterFunc(h.outer.handle.Settings.TTL, func() {
+			h.outer.outlived()
+			_ = h.outer.grant.Release()
+			h.outer.grant.noted.Leave()
 		})
 	}
 }
@@ -213,19 +213,19 @@ func (h *Hold) Context() context.Context { return h.ctx }
 
 // Token returns the fencing token; 0 if the hold has no lease.
 func (h *Hold) Token() uint64 {
-	if h.grant == nil {
+	if h.outer.grant == nil {
 		return 0
 	}
-	return h.grant.token()
+	return h.outer.grant.token()
 }
 
 // Expiry returns the earliest time at which somebody else can get the lease; the zero time if the hold
 // has no lease.
 func (h *Hold) Expiry() time.Time {
-	if h.grant == nil {
+	if h.outer.grant == nil {
 		return time.Time{}
 	}
-	return h.grant.expiry()
+	return h.outer.grant.expiry()
 }
 
 // End commits the statements in the hold, or rolls them back, and gives the lock back.
@@ -267,29 +267,29 @@ func (h *Hold) close(cause error) {
 	if before := context.Cause(h.ctx); errors.As(before, &lost) {
 		h.loss = before
 	}
-	h.cancel(cause)
+	h.outer.cancel(cause)
 }
 
 func (h *Hold) endGrant(commit bool) error {
-	lost := h.grant.overError("release")
-	h.close(&lockerr.Error{Op: "statement", Key: h.grant.Key, Strategy: h.grant.Strategy, Err: lockerr.ErrClosed})
-	h.outlived()
+	lost := h.outer.grant.overError("release")
+	h.close(&lockerr.Error{Op: "statement", Key: h.outer.grant.Key, Strategy: h.outer.grant.Strategy, Err: lockerr.ErrClosed})
+	h.outer.outlived()
 	switch h.shape {
 	case holdJoined:
-		h.ctxState.part(&h.outerHold)
+		h.ctxState.part(&h.outer)
 	case holdGrant:
 		h.stop()
 		if h.lapsed != nil {
 			h.lapsed.Stop()
 		}
-		err := h.grant.Release()
-		h.grant.noted.Leave()
+		err := h.outer.grant.Release()
+		h.outer.grant.noted.Leave()
 		switch {
 		case err == nil:
 		case !errors.Is(err, lockerr.ErrLost):
-			h.stays = strategy.Naming(err, []strategy.Resource{h.grant.Resource})
+			h.stays = strategy.Naming(err, []strategy.Resource{h.outer.grant.Resource})
 		case lost == nil:
-			lost = strategy.Naming(err, []strategy.Resource{h.grant.Resource})
+			lost = strategy.Naming(err, []strategy.Resource{h.outer.grant.Resource})
 		}
 	}
 	if h.loss == nil {

@@ -68,13 +68,13 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 			return u.error("lock", err)
 		}
 	}
-	if u.looked {
-		u.looked = false
+	if u.past.looked {
+		u.past.looked = false
 		if err := u.text(ctx, "lock", "ROLLBACK"); err != nil {
 			return err
 		}
 	}
-	if u.l.StaleSnapshot(u.read, p.versions, p.h, u.levels) {
+	if u.l.StaleSnapshot(u.past.read, p.versions, p.h, u.levels) {
 		return u.error("lock", lockerr.With(lockerr.ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", p.h.Names())))
 	}
@@ -139,10 +139,10 @@ func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
 	defer release()
 	p.asked = true
 	r.seen, ctx = u.ctxState.handle.Observe(ctx, r.resources...)
-	locked, alive, err := u.l.Join(ctx, u.link, r.Request)
+	locked, alive, err := u.l.RowLocks.Join(ctx, u.link, r.Request)
 	r.seen.Answered(u.link, nil, 0, err)
 	if err == nil {
-		u.hasOlder = u.hasOlder || len(u.rows) == 0
+		u.savepoints.hasOlder = u.savepoints.hasOlder || len(u.rowLocks.rows) == 0
 		u.granted(r, nil, locked)
 		return nil
 	}

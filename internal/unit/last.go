@@ -33,7 +33,7 @@ func joins(st *statement.Statement, info server.Info) bool {
 // joinsCommit reports whether st can go out in one text with COMMIT: the session takes such texts, the server counts the rows
 // that st changes, and nothing is to be asked before COMMIT.
 func (u *unit) joinsCommit(st *statement.Statement) bool {
-	nothingToAsk := len(u.ctxState.grants.list)+len(u.outer)+len(u.doubts) == 0 && !u.raises
+	nothingToAsk := len(u.ctxState.grants.list)+len(u.outer)+len(u.atCommit.doubts) == 0 && !u.rowLocks.raises
 	endsByText := u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() && !u.inside()
 	return st.Last && !st.Query && u.link.Packs() && nothingToAsk && endsByText && joins(st, u.l.Info())
 }
@@ -58,7 +58,7 @@ func (c counted) LastInsertId() (int64, error) { return 0, nil }
 // nothing is committed then. Else u.last is what came of the COMMIT.
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
 	texts := []string{server.Rows, "COMMIT"}
-	if u.ctxState.readStands {
+	if u.ctxState.decision.readStands {
 		texts[0] = server.Counted
 	}
 	var handoff *rowlock.Handoff
@@ -75,7 +75,7 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		return counted{}, nil
 	}
 	var res driver.Result
-	res, u.last, lp.err = lp.outcome(ctx, handoff)
+	res, u.atCommit.last, lp.err = lp.outcome(ctx, handoff)
 	return res, lp.err
 }
 
@@ -105,7 +105,7 @@ func (lp *lastPacket) send(ctx context.Context, do func(context.Context) error) 
 	killable := strategy.Killable{Limits: certain, Conn: lp.conn, Mark: lp.mark, Control: lp.l.Control}
 	lp.stopped, lp.usable, lp.err = killable.Run(ctx, do)
 	if !lp.usable {
-		lp.l.EndQuery(ctx, lp.mark) // else the packet may go on to its COMMIT long after its caller has gone
+		lp.l.RowLocks.EndQuery(ctx, lp.mark) // else the packet may go on to its COMMIT long after its caller has gone
 	}
 }
 

@@ -28,8 +28,8 @@ func (u *unit) nest(ctx context.Context, h *hint.Hint, t *inner, opts driver.TxO
 	}
 	t.shape, t.u, t.opts = txUnit, u, u.opts
 	if u.inside() {
-		u.saves++
-		t.shape, t.save, t.younger = txSavepoint, fmt.Sprintf("mysqllock_%d", u.saves), len(u.rows) > 0
+		u.savepoints.saves++
+		t.shape, t.save, t.younger = txSavepoint, fmt.Sprintf("mysqllock_%d", u.savepoints.saves), len(u.rowLocks.rows) > 0
 		if err := u.text(ctx, "begin", "SAVEPOINT "+t.save); err != nil {
 			return err
 		}
@@ -82,9 +82,9 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 	switch {
 	case t.shape == txSavepoint:
 		return u.endSavepoint(op, t, commit)
-	case commit && u.refused != nil:
+	case commit && u.atCommit.refused != nil:
 		_ = u.finish(false)
-		return u.refused
+		return u.atCommit.refused
 	case commit:
 		return u.commitOrKeep()
 	}
@@ -102,7 +102,7 @@ func (u *unit) failFrom(first int, why error) {
 
 // endSavepoint ends a transaction that is a savepoint.
 func (u *unit) endSavepoint(op string, t *inner, commit bool) error {
-	if commit && u.cause == nil && u.open != nil && u.open.Streaming() {
+	if commit && u.cause == nil && u.stream.open != nil && u.stream.open.Streaming() {
 		return nil // the savepoint goes with the transaction
 	}
 	u.cutStream()

@@ -88,7 +88,7 @@ func (cs *ctxState) mixed(resources []strategy.Resource) error {
 		note(&g.Resource)
 	}
 	if cs.unit != nil {
-		for _, r := range cs.unit.rows {
+		for _, r := range cs.unit.rowLocks.rows {
 			note(&r.Resource)
 		}
 	}
@@ -254,7 +254,7 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 	if cs != nil {
 		grants = slices.Concat(grants, cs.grants.list)
 		if cs.unit != nil {
-			for _, row := range cs.unit.rows {
+			for _, row := range cs.unit.rowLocks.rows {
 				resources = append(resources, row.Resource)
 			}
 		}
@@ -268,7 +268,7 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 		}
 	}
 	if cs != nil && cs.unit != nil {
-		tickets = append(tickets, cs.unit.tickets...)
+		tickets = append(tickets, cs.unit.rowLocks.tickets...)
 	}
 	return tickets, resources
 }

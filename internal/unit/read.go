@@ -64,13 +64,13 @@ func (c *Conn) runRead(
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	r, res, err := c.runHere(ctx, st)
-	if err == nil && r != nil && s.stale.giver.Load() != nil {
+	if err == nil && r != nil && s.decision.stale.giver.Load() != nil {
 		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find an error among the rows
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	s.hasRead(s.handle, st, len(s.grants.list) > 0)
+	s.decision.hasRead(s.handle, st, len(s.grants.list) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
@@ -81,11 +81,11 @@ func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement)
 	if !st.Info.Tables || !s.remembers() {
 		return nil
 	}
-	if err := c.link.AwaitTurn(ctx); err != nil {
+	if err := c.app.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	defer c.link.EndTurn()
-	return s.verify(ctx, c.link)
+	defer c.app.link.EndTurn()
+	return s.verify(ctx, c.app.link)
 }
 
 // readUntil returns the context that ends the locks which a query takes, and gets p ready. After that the
@@ -121,7 +121,7 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	lender, lent := c.lender(s, p)
 	_, err := s.takeGrants(ctx, p, lender)
 	if *lent {
-		c.link.EndTurn()
+		c.app.link.EndTurn()
 	}
 	if err != nil {
 		return handle.Yielded(err)
@@ -135,10 +135,10 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 // the connection right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
 func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
-	if !p.versions || p.locks || c.link == nil && !c.handle.Apps().Ready() {
+	if !p.versions || p.locks || c.app.link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
 	}
-	light := c.link == nil
+	light := c.app.link == nil
 	give := func() {
 		if light {
 			c.release()
@@ -149,19 +149,19 @@ func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool
 			if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
 				return nil, err
 			}
-			if err := c.link.AwaitTurn(ctx); err != nil {
+			if err := c.app.link.AwaitTurn(ctx); err != nil {
 				give()
 				return nil, err
 			}
 			*lent = true
-			return c.link, nil
+			return c.app.link, nil
 		},
 		Put: func() {
 			*lent = false
-			if !c.link.Clean() {
-				c.bad.Store(true)
+			if !c.app.link.Clean() {
+				c.app.bad.Store(true)
 			}
-			c.link.EndTurn()
+			c.app.link.EndTurn()
 			give()
 		},
 	}, lent
@@ -189,7 +189,7 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 	u.endsWith(ctx)
 	u.keep = goesOn // also if the statement ends its transaction by an error
 	r, res, err := c.runIn(ctx, u, st)
-	u.keep = goesOn && (err != nil || s.readStands && u.changed == "")
+	u.keep = goesOn && (err != nil || s.decision.readStands && u.relying.changed == "")
 	// The unit commits after an error, too: of several statements in one text those that have finished
 	// stay, as they do in autocommit.
 	known := u.cause != nil

@@ -24,7 +24,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		return nil, nil, err
 	}
 	open, release := u.untilClosed(ctx)
-	if len(u.doubts) > 0 && !st.LooksBack() {
+	if len(u.atCommit.doubts) > 0 && !st.LooksBack() {
 		if err := u.resolveDoubts(open, op); err != nil {
 			u.give()
 			release()
@@ -56,15 +56,15 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.overran = ctx.Err()
 	}
 	u.link.Touch()
-	u.read = u.read || st.Info.Snapshot
-	if u.hasOlder {
-		u.noteSavepoint(st)
+	u.past.read = u.past.read || st.Info.Snapshot
+	if u.savepoints.hasOlder {
+		u.savepoints.noteSavepoint(st)
 	}
 	u.ran(st, r, res)
 	returned = true
 	// over ends the statement. Closing streamed rows calls over without the context state's turn.
 	over := func(err error) {
-		u.broken = err
+		u.stream.broken = err
 		u.link.Touch()
 		u.give()
 		release()
@@ -77,7 +77,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		over(nil)
 		return r, nil, nil
 	default:
-		u.open, r.Done = r, over
+		u.stream.open, r.Done = r, over
 		return r, nil, nil
 	}
 }
@@ -93,7 +93,7 @@ func (u *unit) panicked(op string) {
 
 // overdue returns why the server may have ended the session, and the transaction with it; nil if not.
 func (u *unit) overdue() error {
-	if u.last != nil {
+	if u.atCommit.last != nil {
 		return nil
 	}
 	return u.l.KeepAlive.Overdue(u.link)
@@ -105,18 +105,18 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
 	}
-	if u.open != nil && u.open.Streaming() {
+	if u.stream.open != nil && u.stream.open.Streaming() {
 		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
 	}
 	if err := u.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	if !u.touched && u.handoff != nil {
+	if !u.past.touched && u.handoff != nil {
 		u.handoff.Used()
 	}
-	u.touched = true
-	if u.broken != nil {
+	u.past.touched = true
+	if u.stream.broken != nil {
 		if u.afterRows(); u.cause != nil {
 			u.give()
 			return u.cause
@@ -135,11 +135,11 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 // error are returned with it.
 func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.Rows, res driver.Result, err error) {
 	doubts, err := u.doubtful(ctx, st)
-	u.wrote = u.wrote || st.MayWrite()
+	u.past.wrote = u.past.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
 		u.changes(st)
 	}
-	u.read, u.looked = u.read || u.looked, false
+	u.past.read, u.past.looked = u.past.read || u.past.looked, false
 	if st.Prepared && err == nil {
 		err = u.prepare(ctx, st)
 	}
@@ -150,7 +150,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if len(doubts) > 0 || st.Info.Kind == sqltext.Write && !u.inside() {
 		limit = 0 // a statement of ours follows
 	}
-	u.doubts = append(u.doubts, doubts...)
+	u.atCommit.doubts = append(u.atCommit.doubts, doubts...)
 	if st.Sent != nil {
 		return st.Sent.Rows, st.Sent.Result, st.Sent.Err
 	}
@@ -181,7 +181,7 @@ func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []fun
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
 		ask = append(ask, u.called)
 	}
-	if err == nil && u.mayFree(st) {
+	if err == nil && u.savepoints.mayFree(st) {
 		var before string
 		before, err = rolledBack(ctx, u.link.Conn, u.l.Info())
 		ask = append(ask, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
@@ -203,13 +203,13 @@ func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	if u.cause != nil {
 		return u.cause
 	}
-	for _, ask := range u.doubts {
+	for _, ask := range u.atCommit.doubts {
 		if err := ask(ctx); err != nil {
 			_ = u.check(ctx, op, lockerr.With(lockerr.ErrLost, err))
 			return u.cause
 		}
 	}
-	u.doubts = nil
+	u.atCommit.doubts = nil
 	return nil
 }
 
@@ -243,39 +243,39 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	switch {
 	case u.inside():
 		if st.Info.Tables {
-			u.fresh = true
+			u.relying.fresh = true
 			for _, g := range u.ctxState.grants.list {
 				g.noted.Read()
 			}
 		}
-	case u.ctxState.hasRead(u.ctxState.handle, st, len(u.rows) > 0 || len(u.ctxState.grants.list) > 0):
-		u.relied = u.relied || len(u.rows) > 0
+	case u.ctxState.decision.hasRead(u.ctxState.handle, st, len(u.rowLocks.rows) > 0 || len(u.ctxState.grants.list) > 0):
+		u.relying.relied = u.relying.relied || len(u.rowLocks.rows) > 0
 	}
 	noteHolds(st)
 }
 
 // changes notes that st may have changed something.
 func (u *unit) changes(st *statement.Statement) {
-	if u.changed != "" {
+	if u.relying.changed != "" {
 		return
 	}
 	verb := ""
-	if u.ctxState.readStands || st.Query || st.Info.Taints {
+	if u.ctxState.decision.readStands || st.Query || st.Info.Taints {
 		verb = sqltext.Verb(st.Text)
 	}
 	switch {
 	case !u.inside():
-		u.changed = cmp.Or(verb, "a statement")
+		u.relying.changed = cmp.Or(verb, "a statement")
 	case verb == "":
-		u.changed = "a transaction"
+		u.relying.changed = "a transaction"
 	default:
-		u.changed = "a transaction whose first write was " + verb
+		u.relying.changed = "a transaction whose first write was " + verb
 	}
 }
 
 // commits returns why a statement that commits is refused.
 func (u *unit) commits() error {
-	if len(u.rows) == 0 && len(u.ctxState.grants.list) == 0 && len(u.outer) > 0 {
+	if len(u.rowLocks.rows) == 0 && len(u.ctxState.grants.list) == 0 && len(u.outer) > 0 {
 		return errUnchecked
 	}
 	return errCommits
@@ -334,7 +334,7 @@ func gaveUp(ctx context.Context, err error) bool {
 // unit meanwhile: the loser of a race to insert a row gets a duplicate key, for example. A unit that has
 // written cannot commit then. Only a failed statement asks.
 func (u *unit) overtaken(ctx context.Context, err error) error {
-	if !u.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
+	if !u.past.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
 	}
 	for _, g := range u.ctxState.grants.list {
@@ -360,8 +360,8 @@ func noRetry(err error) error {
 // afterRows looks at the error with which streamed rows have ended: a deadlock among them has rolled the
 // transaction back. The caller has the connection's turn, and has found u.broken set.
 func (u *unit) afterRows() {
-	err := u.broken
-	u.broken = nil
+	err := u.stream.broken
+	u.stream.broken = nil
 	_ = u.check(context.Background(), "query", err)
 }
 
@@ -373,7 +373,7 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	defer u.give()
 	open, release := u.untilClosed(ctx)
 	defer release()
-	u.read, u.looked = u.read || u.looked, false
+	u.past.read, u.past.looked = u.past.read || u.past.looked, false
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.link.Conn, text); err != nil {

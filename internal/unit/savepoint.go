@@ -85,7 +85,7 @@ func (u *unit) stillLocked(ctx context.Context, before string) error {
 // goBack runs as a caller's statement does, so that the unit asks whether the lock is still there.
 func (u *unit) goBack(op string, t *inner) error {
 	text := "ROLLBACK TO SAVEPOINT " + t.save
-	if !u.hasOlder || t.younger {
+	if !u.savepoints.hasOlder || t.younger {
 		return u.text(context.Background(), op, text)
 	}
 	_, _, err := u.run(context.Background(), &statement.Statement{Text: text, Info: sqltext.Look(text)})

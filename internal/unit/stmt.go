@@ -79,7 +79,7 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	if err := s.c.need(ctx); err != nil {
 		return err
 	}
-	base, err := basedriver.Prepare(ctx, s.c.link.Conn, s.text)
+	base, err := basedriver.Prepare(ctx, s.c.app.link.Conn, s.text)
 	if err == nil {
 		s.isAt(base)
 	}
@@ -94,7 +94,7 @@ const prepareWait = 10 * time.Millisecond
 // a statement would wait for each other.
 func (s *Stmt) keep(ctx context.Context) error {
 	s.kept, s.inputs = true, -1
-	if s.c.link == nil {
+	if s.c.app.link == nil {
 		if !s.c.handle.Apps().Ready() {
 			return nil
 		}
@@ -108,7 +108,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 			return err
 		}
 	}
-	base, err := s.c.prepared(ctx, s.text, "")
+	base, err := s.c.app.prepared(ctx, s.text, "")
 	if err == nil {
 		s.inputs = base.NumInput()
 	}
@@ -117,7 +117,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 
 // isAt notes that base is the statement, prepared on the present connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
-	if s.base, s.preparedOn = base, s.c.appConn; s.c.handle.Bounded() {
+	if s.base, s.preparedOn = base, s.c.app; s.c.handle.Bounded() {
 		s.preparedOn.stmts.own = append(s.preparedOn.stmts.own, &s.baseStmt)
 	}
 }
@@ -126,8 +126,8 @@ func (s *Stmt) isAt(base driver.Stmt) {
 func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, err error) {
 	switch {
 	case s.kept:
-		return s.c.prepared(ctx, s.text, typesOf(args))
-	case s.preparedOn != s.c.appConn: // the connection on which it was prepared has been given back
+		return s.c.app.prepared(ctx, s.text, typesOf(args))
+	case s.preparedOn != s.c.app: // the connection on which it was prepared has been given back
 		err = s.prepare(ctx, false)
 	}
 	return s.base, err
@@ -142,13 +142,13 @@ func (s *Stmt) Close() error {
 		return nil
 	}
 	if s.c.handle.Bounded() {
-		if s.preparedOn != s.c.appConn {
+		if s.preparedOn != s.c.app {
 			return nil // closeOwn has closed it when the connection was given back
 		}
 		s.preparedOn.stmts.own = slices.DeleteFunc(s.preparedOn.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
 	}
-	_ = s.c.link.AwaitTurn(context.Background())
-	defer s.c.link.EndTurn()
+	_ = s.c.app.link.AwaitTurn(context.Background())
+	defer s.c.app.link.EndTurn()
 	return s.base.Close()
 }
 
@@ -206,8 +206,8 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
 	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, Kept: s.kept}
 	switch {
-	case !s.kept && s.preparedOn == s.c.appConn:
-		st.Stmt, st.On = s.base, s.c.link.Conn
+	case !s.kept && s.preparedOn == s.c.app:
+		st.Stmt, st.On = s.base, s.c.app.link.Conn
 	case s.kept && s.c.tx == nil: // the connection was only to prepare the statement, which may have to wait now
 		s.c.release()
 	}

@@ -22,15 +22,15 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		if err := c.need(ctx); err != nil {
 			return nil, err
 		}
-		base, err := basedriver.Begin(ctx, c.link.Conn, opts)
+		base, err := basedriver.Begin(ctx, c.app.link.Conn, opts)
 		if err != nil {
-			c.texts.ran(beginEffect, false)
+			c.app.texts.ran(beginEffect, false)
 			return nil, err
 		}
 		t.shape, t.base = txPlain, base
-		c.texts.begins(opts, false)
+		c.app.texts.begins(opts, false)
 		c.tx = t
-		c.texts.ran(beginEffect, true)
+		c.app.texts.ran(beginEffect, true)
 		return t, nil
 	}
 	if err := c.beginLocked(ctx, t, opts); err != nil {
@@ -82,7 +82,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		return err
 	}
 	if !s.holds(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
-		p.keeps = c.link
+		p.keeps = c.app.link
 	}
 	u, err := s.open(ctx, p, opening{op: "begin", opts: opts})
 	if err != nil {
@@ -154,11 +154,11 @@ func (t *Tx) Rollback() error {
 	}
 	// database/sql keeps a connection after a rollback on cancellation only if
 	// its driver can reset and check it. Conn claims that it can; does the base driver?
-	if t.ctx.Err() != nil && !t.locked() && t.c.link != nil {
-		_, resets := t.c.link.Conn.(driver.SessionResetter)
-		_, checks := t.c.link.Conn.(driver.Validator)
+	if t.ctx.Err() != nil && !t.locked() && t.c.app.link != nil {
+		_, resets := t.c.app.link.Conn.(driver.SessionResetter)
+		_, checks := t.c.app.link.Conn.(driver.Validator)
 		if !resets || !checks {
-			t.c.bad.Store(true)
+			t.c.app.bad.Store(true)
 		}
 	}
 	return err
@@ -178,14 +178,14 @@ func (t *Tx) end(commit bool) error {
 			end = t.base.Commit
 		}
 		err := end()
-		if t.c.tx == nil && t.c.texts.state != sqltext.Idle {
-			t.c.texts.ran(endEffect, err == nil)
+		if t.c.tx == nil && t.c.app.texts.state != sqltext.Idle {
+			t.c.app.texts.ran(endEffect, err == nil)
 		}
 		return err
 	}
 	_ = t.u.ctxState.take(context.Background())
 	defer t.u.ctxState.give()
-	if t.u.until != nil {
+	if t.u.life.until != nil {
 		t.u.inTime()
 	}
 	return t.u.endTx(t.ctx, &t.inner, commit)

@@ -66,14 +66,14 @@ type unit struct {
 	overran error // of a statement that has run well: the end of its context, if that came before the answer
 	keep    bool  // the grants of the unit of work outlive the unit
 
-	rowLocks
-	handoff *rowlock.Handoff // to the next caller that wants the same key; nil if there can be none
-	savepoints
-	stream
-	lifetime
-	relying // what the transaction means for decisions
-	past
-	atCommit
+	rowLocks   rowLocks
+	handoff    *rowlock.Handoff // to the next caller that wants the same key; nil if there can be none
+	savepoints savepoints
+	stream     stream
+	life       lifetime
+	relying    relying // what the transaction means for decisions
+	past       past
+	atCommit   atCommit
 }
 
 // past is what has run in the transaction of a unit, beside the lock statement that began it.
@@ -192,16 +192,16 @@ const commitLimit = 30 * time.Second
 func newUnit(s *opener, txn *pool.Txn) *unit {
 	u := &unit{
 		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
-		rowLocks: rowLocks{rows: make(map[string]*row)}, lifetime: lifetime{until: s.end}, outer: s.p.around,
+		rowLocks: rowLocks{rows: make(map[string]*row)}, life: lifetime{until: s.end}, outer: s.p.around,
 		relying: relying{allowStale: s.p.h.AllowStale}, past: past{touched: s.last != nil}, atCommit: atCommit{last: s.last},
 	}
 	if u.levels == 0 {
 		u.levels = u.l.LockedLevel()
 	}
-	if u.until != nil {
+	if u.life.until != nil {
 		u.limit = commitLimit
 	}
-	s.unit, s.latest = u, u
+	s.ctxState.unit, s.ctxState.latest = u, u
 	return u
 }
 
@@ -220,18 +220,18 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	if ticket == nil { // as in a transaction that was open before
 		ticket = u.l.Claim(r.resources)
 	}
-	u.tickets = append(u.tickets, ticket)
-	u.seen = append(u.seen, r.seen)
+	u.rowLocks.tickets = append(u.rowLocks.tickets, ticket)
+	u.rowLocks.seen = append(u.rowLocks.seen, r.seen)
 	for _, p := range r.resources {
 		name := p.Row
 		if p.Slots > 0 {
 			name = r.Slots[locked.Slot]
 			p.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		held := u.ctxState.handle.Enter(p, u.until != nil)
-		held.Until(u.ends)
+		held := u.ctxState.handle.Enter(p, u.life.until != nil)
+		held.Until(u.life.ends)
 		r := &row{held, slices.Contains(locked.Versioned, name)}
-		u.rows[name], u.raises = r, u.raises || r.raises()
+		u.rowLocks.rows[name], u.rowLocks.raises = r, u.rowLocks.raises || r.raises()
 	}
 }
 
@@ -240,7 +240,7 @@ func (u *unit) row(name string) *row {
 	if u == nil {
 		return nil
 	}
-	return u.rows[name]
+	return u.rowLocks.rows[name]
 }
 
 // slotOf returns which slot of p the unit has locked.
@@ -248,12 +248,12 @@ func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
 	if u == nil {
 		return 0, false
 	}
-	for name, r := range u.rows {
+	for name, r := range u.rowLocks.rows {
 		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Resource.Row == p.Row {
 			return slot, true // also if the unit has locked it as one of more slots
 		}
 	}
-	r := u.rows[p.Row] // the key itself is the first slot
+	r := u.rowLocks.rows[p.Row] // the key itself is the first slot
 	return 0, r != nil && !r.Shared
 }
 
@@ -274,7 +274,7 @@ func (u *unit) give() {
 // way then. A unit that its caller ends does not need that: database/sql waits for the statements of
 // its transactions.
 func (u *unit) untilClosed(ctx context.Context) (context.Context, func()) {
-	if u.until == nil {
+	if u.life.until == nil {
 		return ctx, func() {}
 	}
 	return u.l.UntilClosed(ctx)
@@ -303,8 +303,8 @@ func (u *unit) lose(cause error, gone bool) {
 	u.free()
 	u.cancelHolds()
 	// Outside of a transaction, the application would not hear of the loss otherwise.
-	noTransaction := u.until != nil && len(u.stack) == 0 && !u.keep
-	conflictAfterReads := conflict && (u.until != nil || u.ctxState.grants.until != nil)
+	noTransaction := u.life.until != nil && len(u.stack) == 0 && !u.keep
+	conflictAfterReads := conflict && (u.life.until != nil || u.ctxState.grants.until != nil)
 	if u.hold == nil && (noTransaction || conflictAfterReads) {
 		u.ctxState.failed = u.cause // a decision in the unit must not be written without its lock
 	}
@@ -343,17 +343,17 @@ func (u *unit) kill() {
 // free gives back the tickets and notes of the unit's row locks, so that waiters may try. It does not touch
 // the caller's transactions.
 func (u *unit) free() {
-	for _, t := range u.tickets {
+	for _, t := range u.rowLocks.tickets {
 		t.Leave()
 	}
-	u.tickets = nil
-	for _, r := range u.rows {
+	u.rowLocks.tickets = nil
+	for _, r := range u.rowLocks.rows {
 		r.Leave()
 	}
-	for _, seen := range u.seen {
-		seen.Over(u.leaving, u.loss())
+	for _, seen := range u.rowLocks.seen {
+		seen.Over(u.rowLocks.leaving, u.loss())
 	}
-	u.seen = nil
+	u.rowLocks.seen = nil
 }
 
 // loss returns what has cost the unit its locks; nil for nothing.
@@ -381,12 +381,12 @@ func (u *unit) end() {
 	}
 	u.state = stateEnded
 	u.free()
-	for _, r := range u.rows {
+	for _, r := range u.rowLocks.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
 	}
 	u.l.KeepAlive.Forget(u.link)
-	if u.stop != nil { // see live
-		u.stop()
+	if u.life.stop != nil { // see live
+		u.life.stop()
 		u.l.Forget(u)
 	}
 	grants := u.ctxState.grants.list
@@ -398,8 +398,8 @@ func (u *unit) end() {
 			u.ctxState.grants.owed = u.endedBy()
 		default: // see endsGrants
 			u.ctxState.drop(0, u)
-			if u.ctxState.readStands {
-				u.ctxState.outlived(u.endedBy())
+			if u.ctxState.decision.readStands {
+				u.ctxState.decision.outlived(u.endedBy())
 			}
 		}
 	}
@@ -419,7 +419,7 @@ func (u *unit) endedBy() string {
 	if u.cause != nil {
 		return "the end of a unit of work that was lost"
 	}
-	return u.ending
+	return u.relying.ending
 }
 
 // outlivedHold notes that the unit of a hold has ended. If the lock context began with the hold, nothing
@@ -432,8 +432,8 @@ func (u *unit) outlivedHold() {
 		if s.failed == nil {
 			s.failed = u.error("statement", errHoldEnded)
 		}
-	case u.fresh:
-		s.stale.holdEnded()
+	case u.relying.fresh:
+		s.decision.stale.holdEnded()
 	}
 }
 
@@ -461,9 +461,9 @@ func (u *unit) fail(cause error, gone bool) {
 
 // cutStream closes rows that are still being read, so that the connection can be used.
 func (u *unit) cutStream() {
-	if u.open != nil {
-		_ = u.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
-		u.open = nil
+	if u.stream.open != nil {
+		_ = u.stream.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
+		u.stream.open = nil
 	}
 }
 
@@ -473,7 +473,7 @@ func (u *unit) grants() []*grant { return slices.Concat(u.ctxState.grants.list, 
 func (u *unit) error(op string, err error) error {
 	var keys []string
 	strategy := hint.StrategyRow
-	for _, r := range u.rows {
+	for _, r := range u.rowLocks.rows {
 		keys = append(keys, r.Key)
 	}
 	for _, g := range u.grants() {
@@ -492,11 +492,11 @@ func (u *unit) error(op string, err error) error {
 
 // endsWith notes that the unit ends with ctx, at the latest.
 func (u *unit) endsWith(ctx context.Context) {
-	u.ends = ctx.Done()
-	for _, r := range u.rows {
-		r.Until(u.ends)
+	u.life.ends = ctx.Done()
+	for _, r := range u.rowLocks.rows {
+		r.Until(u.life.ends)
 	}
 	for _, g := range u.ctxState.grants.list {
-		g.noted.Until(u.ends)
+		g.noted.Until(u.life.ends)
 	}
 }

@@ -93,7 +93,7 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *
 	}
 	if target != nil || h != nil && c.tx == nil {
 		left := missed(&c.use.left, st)
-		if left == "" && target == anew && c.use.setsNext && c.texts.next != 0 {
+		if left == "" && target == anew && c.use.setsNext && c.app.texts.next != 0 {
 			left = "an earlier statement (SET TRANSACTION) has left something"
 		}
 		if left != "" {
