@@ -83,7 +83,7 @@ func (l *Locker) pickConn(ctx context.Context) (*lockConn, error) {
 		l.mu.Lock()
 		best, usable := l.leastBusy()
 		if best == nil || best.busy && usable < l.enough && l.cfg.Conns.Ready() {
-			o = l.open()
+			o = l.openAnother()
 		}
 		l.mu.Unlock()
 		if best != nil {
@@ -137,8 +137,8 @@ type opening struct {
 	err  error
 }
 
-// open opens a further lock connection, one at a time. The caller holds l.mu.
-func (l *Locker) open() *opening {
+// openAnother opens a further lock connection, one at a time. The caller holds l.mu.
+func (l *Locker) openAnother() *opening {
 	if l.opening != nil {
 		return l.opening
 	}
@@ -302,16 +302,16 @@ func (lc *lockConn) run(batch []*request) (answer string, err error) {
 		lc.c.Answered(sent)
 	}
 	if err != nil && !lc.broken(err) { // for example KILL QUERY, after some locks were acquired
-		if again := lc.free(batch); again != nil {
+		if again := lc.releaseLocks(batch); again != nil {
 			return "", fmt.Errorf("%w: %s", errUnclean, again.Error()) // without its number
 		}
 	}
 	return answer, err
 }
 
-// free releases the locks of batch after a statement that may have left some of them held. It tries for about a second: a
+// releaseLocks releases the locks of batch after a statement that may have left some of them held. It tries for about a second: a
 // KILL that has met one try need not meet the next, and without a release the connection's other locks would be lost, too.
-func (lc *lockConn) free(batch []*request) (err error) {
+func (lc *lockConn) releaseLocks(batch []*request) (err error) {
 	for pause := time.Millisecond; pause < slack; pause *= 2 {
 		sent := time.Now()
 		if err = server.Exec(lc.within(batch), lc.c.Conn, freeSQL(batch)); err == nil {

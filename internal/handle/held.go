@@ -30,8 +30,8 @@ type Held struct {
 	read    atomic.Bool
 
 	// Guarded by heldLocks.mu.
-	until <-chan struct{} // Done of the context that ends the lock; nil for none
-	over  chan struct{}   // closed when the lock is given back; nil while nobody waits for that
+	until     <-chan struct{} // Done of the context that ends the lock; nil for none
+	givenBack chan struct{}   // closed when the lock is given back; nil while nobody waits for that
 }
 
 // heldLocks are the locks of a handle that keep others out, by row. Versions are not among them: they go
@@ -119,8 +119,8 @@ func (hl *heldLocks) leave(h *Held) bool {
 	if hl.byRow[h.Row] = slices.Delete(hl.byRow[h.Row], i, i+1); len(hl.byRow[h.Row]) == 0 {
 		delete(hl.byRow, h.Row)
 	}
-	if h.over != nil {
-		close(h.over)
+	if h.givenBack != nil {
+		close(h.givenBack)
 	}
 	return true
 }
@@ -253,10 +253,10 @@ func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 			default:
 				continue
 			}
-			if h.over == nil {
-				h.over = make(chan struct{})
+			if h.givenBack == nil {
+				h.givenBack = make(chan struct{})
 			}
-			return h.over
+			return h.givenBack
 		}
 	}
 	return nil

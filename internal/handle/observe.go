@@ -72,7 +72,7 @@ type Observation struct {
 
 	longHold *time.Timer // tells of a LongHold
 	long     bool        // the observer was told of a LongHold
-	over     bool
+	ended    bool
 	leaves   bool // the observer was told that giving back has begun
 }
 
@@ -207,7 +207,7 @@ func (o *Observation) Answered(conn *pool.Conn, ticket *queue.Ticket, token uint
 	if err == nil && o.after > 0 {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if !o.over {
+		if !o.ended {
 			o.longHold = time.AfterFunc(o.after, o.goesOn)
 		}
 	}
@@ -217,7 +217,7 @@ func (o *Observation) Answered(conn *pool.Conn, ticket *queue.Ticket, token uint
 func (o *Observation) goesOn() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.over {
+	if o.ended {
 		return
 	}
 	o.long = true
@@ -234,7 +234,7 @@ func (o *Observation) Leaving(now time.Time) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.over || o.leaves {
+	if o.ended || o.leaves {
 		return
 	}
 	o.leaves = true
@@ -251,10 +251,10 @@ func (o *Observation) Over(began time.Time, err error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.over {
+	if o.ended {
 		return
 	}
-	o.over = true
+	o.ended = true
 	if o.tell == nil {
 		return
 	}

@@ -19,10 +19,10 @@ type Required struct {
 	logs   bool                                    // log mode: a write without its lock is reported once, and runs
 	Key    func(table string, keys []string) error // see mysqllock.Config.RequireKey; nil without one
 
-	asks func(schema, table string) bool // the method value r.names, made once
+	namesTable func(schema, table string) bool // the method value r.names, made once
 
-	mu   sync.Mutex
-	told map[lack]bool // in log mode
+	mu       sync.Mutex
+	reported map[lack]bool // in log mode
 }
 
 // lack is a write that lacks its lock, as an error names it. The statement's text is no part of it: an ORM has
@@ -44,7 +44,7 @@ func ParseRequired(value string) (*Required, error) {
 		return nil, nil
 	}
 	tables, logs := strings.CutPrefix(value, logMode)
-	r := &Required{logs: logs, told: make(map[lack]bool)}
+	r := &Required{logs: logs, reported: make(map[lack]bool)}
 	for name := range strings.SplitSeq(tables, ",") {
 		var t requiredTable
 		t.table = strings.ToLower(strings.TrimSpace(name))
@@ -58,7 +58,7 @@ func ParseRequired(value string) (*Required, error) {
 		}
 		r.tables = append(r.tables, t)
 	}
-	r.asks = r.names
+	r.namesTable = r.names
 	return r, nil
 }
 
@@ -82,7 +82,7 @@ func (r *Required) Writes(text string) string {
 	if text != "" && text[0]|0x20 == 's' && sqltext.Quiet(text) { // SELECT
 		return ""
 	}
-	table, sure := sqltext.Writes(text, r.asks)
+	table, sure := sqltext.Writes(text, r.namesTable)
 	if !sure {
 		return "a table that its text does not tell (take comments like /*! */ out)"
 	}
@@ -130,10 +130,10 @@ const mostTold = 1000
 func (r *Required) isNew(l lack) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.told[l] || len(r.told) == mostTold {
+	if r.reported[l] || len(r.reported) == mostTold {
 		return false
 	}
-	r.told[l] = true
+	r.reported[l] = true
 	return true
 }
 

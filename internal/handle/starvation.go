@@ -25,17 +25,17 @@ import (
 // connections. From then on, while a lock is held, the guard keeps one connection free of waiters: a caller
 // that would wait on it fails at once.
 type starvationGuard struct {
-	mu      sync.Mutex
-	open    int       // connections of database/sql
-	waiting []*waiter // callers that wait for a lock on one of these connections, the newest last
-	held    int       // locks whose holders need one of these connections for their next statement
-	bound   int       // of database/sql's pool; 0 while not known
-	met     func(int) // called with the bound when that is first found
-	told    sync.Once // guards the call of met
-	advised bool      // a refused caller was told what would help
-	asked   time.Time // when a waiter was made to try again
-	watch   *time.Timer
-	grace   time.Duration // how long all connections must have waiters before one waiter is made to try again
+	mu        sync.Mutex
+	openConns int       // connections of database/sql
+	waiting   []*waiter // callers that wait for a lock on one of these connections, the newest last
+	held      int       // locks whose holders need one of these connections for their next statement
+	bound     int       // of database/sql's pool; 0 while not known
+	met       func(int) // called with the bound when that is first found
+	tellOnce  sync.Once // guards the call of met
+	advised   bool      // a refused caller was told what would help
+	asked     time.Time // when a waiter was made to try again
+	watch     *time.Timer
+	grace     time.Duration // how long all connections must have waiters before one waiter is made to try again
 }
 
 type waiter struct {
@@ -60,18 +60,18 @@ const useMaxConns = "use maxConns in the DSN in place of SetMaxOpenConns"
 // for whom database/sql has opened the connection: a caller that stood in its queue, or one whose pool had room.
 func (sg *starvationGuard) Opened() {
 	sg.mu.Lock()
-	sg.open++
-	if sg.open > sg.bound {
+	sg.openConns++
+	if sg.openConns > sg.bound {
 		sg.bound = 0
 	}
 	found := time.Since(sg.asked) < answerTime && statement.ForQueue()
 	if found {
-		sg.bound, sg.asked = sg.open, time.Time{}
+		sg.bound, sg.asked = sg.openConns, time.Time{}
 	}
 	bound := sg.bound
 	sg.mu.Unlock()
 	if found {
-		sg.told.Do(func() { sg.met(bound) })
+		sg.tellOnce.Do(func() { sg.met(bound) })
 	}
 }
 
@@ -79,7 +79,7 @@ func (sg *starvationGuard) Opened() {
 func (sg *starvationGuard) Closed() {
 	sg.mu.Lock()
 	defer sg.mu.Unlock()
-	sg.open--
+	sg.openConns--
 }
 
 // hold counts a lock that is held beside the connections of database/sql.
@@ -126,7 +126,7 @@ func (sg *starvationGuard) leave(w *waiter) {
 }
 
 func (sg *starvationGuard) full() bool {
-	return sg.held > 0 && len(sg.waiting) > 0 && len(sg.waiting) >= sg.open
+	return sg.held > 0 && len(sg.waiting) > 0 && len(sg.waiting) >= sg.openConns
 }
 
 // look starts the clock when every connection has a waiter and a holder may need one.

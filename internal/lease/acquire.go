@@ -51,7 +51,7 @@ func (l *Locker) Acquire(ctx context.Context, r Request) (*Grant, error) {
 	ctx = purpose.Named(ctx, purpose.Take, hint.StrategyLease, r.Key)
 	a := &attempt{
 		Attempt: strategy.Attempt{Key: r.Key, Wait: r.Wait, Waiting: r.Waiting, Short: l.short, Start: time.Now(), Since: r.Since},
-		l:       l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), stays: ctx.Done() == nil,
+		l:       l, r: r, ttl: r.TTL, asked: purpose.AskedIn(ctx), endless: ctx.Done() == nil,
 	}
 	if r.MaxHold > 0 {
 		a.ttl = min(a.ttl, r.MaxHold)
@@ -92,16 +92,16 @@ func (l *Locker) usable() error {
 // attempt is one call of Acquire.
 type attempt struct {
 	strategy.Attempt
-	l     *Locker
-	r     Request
-	ttl   time.Duration
-	lasts time.Duration // how long the server may keep the granted lease: the TTL of a handed-over lease may be greater
-	given *handoff      // the handoff by which the attempt takes over a lease; nil for none
-	left  time.Duration // how long the lease in the way still lasted; 0 if that is not known
+	l         *Locker
+	r         Request
+	ttl       time.Duration
+	lasts     time.Duration // how long the server may keep the granted lease: the TTL of a handed-over lease may be greater
+	handoff   *handoff      // the handoff by which the attempt takes over a lease; nil for none
+	leaseLeft time.Duration // how long the lease in the way still lasted; 0 if that is not known
 	// refused: somebody has locked the row, and the caller does not wait.
 	refused bool
 	resent  int  // how often the request was sent again, since its connection broke
-	stays   bool // the caller's context cannot end, only its wait
+	endless bool // the caller's context cannot end, only its wait
 	asked   purpose.Asked
 }
 
@@ -124,11 +124,11 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 		return nil, err
 	}
 	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
-		a.given = given
+		a.handoff = given
 		if g, err := a.takeHandoff(ctx, given.giver); g != nil || err != nil {
 			return g, err
 		}
-		a.given = nil
+		a.handoff = nil
 	}
 	if a.Wait > 0 {
 		a.l.awaitDropped(ctx, a.r.Key)
@@ -180,14 +180,14 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 	switch {
 	case g != nil:
 		g.since, g.handed = giver.since, giver.handed+1
-		a.given.tell(nil)
+		a.handoff.tell(nil)
 		return g, nil
 	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
-		a.given.tell(nil)
+		a.handoff.tell(nil)
 		a.l.dropWakeUp(giver)
 		return nil, nil
 	case errors.Is(err, keyrow.ErrNoRow):
-		a.given.tell(errNotOurs)
+		a.handoff.tell(errNotOurs)
 		a.l.dropWakeUp(giver)
 		return nil, nil
 	case busy(err) && timed.Err() == nil:
@@ -196,7 +196,7 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 		a.l.dropWakeUp(giver)
 	default: // the caller does not wait for the release
 		giver.ticket, a.Ticket = a.Ticket, nil
-		given := a.given
+		given := a.handoff
 		a.l.running.Go(func() { given.tell(a.l.relinquish(giver, false)) })
 	}
 	if timed.Err() != nil {
@@ -277,8 +277,8 @@ func (a *attempt) waitOrPoll(ctx context.Context) (g *Grant, err error) {
 // pause returns how long to wait for a holder that wakes nobody.
 func (a *attempt) pause(polls bool) time.Duration {
 	pause := strategy.Pause(polls)
-	if a.left > 0 {
-		pause = min(pause, a.left+time.Millisecond)
+	if a.leaseLeft > 0 {
+		pause = min(pause, a.leaseLeft+time.Millisecond)
 	}
 	return pause
 }
@@ -303,7 +303,7 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 		g, ours, err := a.look(ctx, lc, alone)
 		switch {
 		case g != nil:
-			a.l.open(lc)
+			a.l.addLockConn(lc)
 			a.l.giveBack(lc)
 			return g, nil
 		case !ours:
@@ -312,8 +312,8 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 			a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 			return nil, err
 		}
-		beaten = hasWakeUp && (a.left > 0 || server.Deadlock(err))
-		if alone = !hasWakeUp && a.left == 0 && err == nil; alone {
+		beaten = hasWakeUp && (a.leaseLeft > 0 || server.Deadlock(err))
+		if alone = !hasWakeUp && a.leaseLeft == 0 && err == nil; alone {
 			a.freeWakeUp(ctx, lc)
 		}
 	}
@@ -348,8 +348,8 @@ func (a *attempt) freeWakeUp(ctx context.Context, lc *lockConn) {
 // bound returns how long to rely on the wake-up lock.
 func (a *attempt) bound(ctx context.Context) time.Duration {
 	bound := a.pause(false) // for a lease that is free while somebody else has the wake-up lock
-	if a.left > 0 {
-		bound = min(longest-rand.N(longest/5), a.left+time.Millisecond)
+	if a.leaseLeft > 0 {
+		bound = min(longest-rand.N(longest/5), a.leaseLeft+time.Millisecond)
 	}
 	if deadline, ok := ctx.Deadline(); ok { // the server must end the wait before the client does, which costs the connection
 		bound = min(bound, time.Until(deadline)-terms.GiveUp)
@@ -416,7 +416,7 @@ func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Con
 		}
 	}
 	_, limited := ctx.Deadline()
-	if a.stays && !limited { // another goroutine would cost more than the rest of request
+	if a.endless && !limited { // another goroutine would cost more than the rest of request
 		run()
 	} else {
 		go run()
@@ -425,7 +425,7 @@ func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Con
 		a.handleLate(lc, o)
 		return nil, false, context.Cause(ctx)
 	}
-	a.left = o.left
+	a.leaseLeft = o.leaseLeft
 	switch {
 	case unknown(o.err):
 		return nil, false, a.unanswered(ctx, lc, o)
@@ -499,12 +499,12 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 		}
 		<-o.done
 		if errors.Is(o.err, keyrow.ErrNoRow) {
-			a.given.tell(errNotOurs)
+			a.handoff.tell(errNotOurs)
 		} else {
-			a.given.tell(nil) // the lease was ours, or nobody can tell
+			a.handoff.tell(nil) // the lease was ours, or nobody can tell
 		}
 		// A lease handed over, but not taken, is still this process's.
-		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.given == nil && !unknown(o.err)
+		sure := o.err == nil || errors.Is(o.err, keyrow.ErrNoRow) || a.handoff == nil && !unknown(o.err)
 		if o.err == nil && o.token > 0 {
 			sure = a.undo(lc, o.token) == nil
 		}
@@ -539,7 +539,7 @@ func (a *attempt) releasing() context.Context {
 func (a *attempt) undo(lc *lockConn, token uint64) error {
 	ctx, cancel := server.Within(a.releasing(), background)
 	defer cancel()
-	_, err := a.l.steps.give(ctx, lc, a.r.Key, token, 0)
+	_, err := a.l.steps.release(ctx, lc, a.r.Key, token, 0)
 	return err
 }
 
@@ -559,7 +559,7 @@ func (a *attempt) freeKey(ctx context.Context, lc *lockConn, alive bool) error {
 		return err
 	}
 	defer a.l.giveBack(other)
-	return a.l.steps.giveUnknown(ctx, other, a.r.Key)
+	return a.l.steps.releaseUnknown(ctx, other, a.r.Key)
 }
 
 func (l *Locker) giveUnknownAndWake(ctx context.Context, lc *lockConn, key string) error {
@@ -612,7 +612,7 @@ func (l *Locker) Await(ctx context.Context, key string, since time.Time, atMost 
 func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost time.Duration) *lockConn {
 	ctx, end := l.running.Until(ctx)
 	defer end(nil)
-	a := &attempt{l: l, left: atMost}
+	a := &attempt{l: l, leaseLeft: atMost}
 	until := time.Now().Add(atMost)
 	lc, err := l.openWaitConn(ctx)
 	if lc == nil || err != nil {
@@ -629,7 +629,7 @@ func (l *Locker) await(ctx context.Context, key string, since time.Time, atMost 
 	}
 	rows, err := lc.query(ctx, l.liveSQL(key))
 	if err == nil && len(rows) > 0 { // the lease's own wake-up lock is lost
-		a.left = time.Until(until)
+		a.leaseLeft = time.Until(until)
 		strategy.Sleep(ctx, a.pause(false))
 	}
 	return lc

@@ -134,7 +134,7 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (g *Grant, alone bool,
 	if t.alone {
 		return nil, true, nil
 	}
-	a.left = t.left
+	a.leaseLeft = t.leaseLeft
 	switch {
 	case t.lc != nil:
 		return nil, false, a.unanswered(ctx, t.lc, &t.outcome)
@@ -451,7 +451,7 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 			return nil, nil, err
 		}
 		found := row[4]
-		t.left = left
+		t.leaseLeft = left
 		if found == rowOurs || found == rowFree && !t.inTurn {
 			t.token = token
 			granted = append(granted, t)

@@ -78,7 +78,7 @@ func timeLeft(leases []*Grant) (left time.Duration, err error) {
 		if err := g.Err(); err != nil {
 			return 0, terms.Failure("commit", g.key, err)
 		}
-		left = min(left, g.left())
+		left = min(left, g.timeLeft())
 	}
 	return max(left, time.Millisecond), nil
 }

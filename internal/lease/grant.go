@@ -184,7 +184,7 @@ func (g *Grant) loseFound() {
 	g.trouble = errNotOurs
 	g.mu.Unlock()
 	if ending { // a COMMIT has released the lease, and may not be answered for a while
-		g.locker.again(g, errNotOurs)
+		g.locker.retryLater(g, errNotOurs)
 		return
 	}
 	g.locker.mu.Lock()
@@ -477,7 +477,7 @@ func (l *Locker) releaseOn(ctx context.Context, lc *lockConn, g *Grant) (found b
 		ctx, cancel = server.Within(ctx, background/2)
 		defer cancel()
 	}
-	found, err = l.steps.give(ctx, lc, g.key, g.token, g.minHold)
+	found, err = l.steps.release(ctx, lc, g.key, g.token, g.minHold)
 	if err == nil {
 		l.forgetWakeUps(ctx, lc, []*leaving{{g: g, found: found}})
 	}
@@ -500,7 +500,7 @@ func (l *Locker) releaseAll(ctx context.Context, leases []*Grant) (left []*Grant
 		own, passed := about(ctx, purpose.Release, some...), some
 		lc, err := l.borrow(own)
 		if err == nil {
-			if passed, err = l.steps.giveSome(own, lc, some); err != nil {
+			if passed, err = l.steps.releaseSome(own, lc, some); err != nil {
 				passed = some
 			}
 			l.giveBack(lc)
@@ -543,8 +543,8 @@ func sortByKey(leases []*Grant) {
 	slices.SortFunc(leases, func(a, b *Grant) int { return strings.Compare(a.key, b.key) })
 }
 
-// left returns how long the lease still lasts for its holder if it is not renewed.
-func (g *Grant) left() time.Duration {
+// timeLeft returns how long the lease still lasts for its holder if it is not renewed.
+func (g *Grant) timeLeft() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return time.Until(g.deadline)

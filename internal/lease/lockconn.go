@@ -165,7 +165,7 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 		return nil, err
 	}
 	lc := &lockConn{c: c, wakeUps: make(map[string]*Grant)}
-	l.open(lc)
+	l.addLockConn(lc)
 	return lc, nil
 }
 
@@ -182,8 +182,8 @@ func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool
 	return c, err
 }
 
-// open lets other callers use lc, too. lc may have been a waiting connection.
-func (l *Locker) open(lc *lockConn) {
+// addLockConn lets other callers use lc, too. lc may have been a waiting connection.
+func (l *Locker) addLockConn(lc *lockConn) {
 	l.mu.Lock()
 	if lc.waits {
 		lc.waits = false

@@ -42,7 +42,7 @@ func (a *attempt) askOnSession(ctx context.Context) (g *Grant, ask func(context.
 	return g, ask, err
 }
 
-// takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.left is
+// takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.leaseLeft is
 // then how long that lease lasts. Without a lease the session is given back.
 func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, err error) {
 	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.l.grantsOnSessions() {
@@ -68,7 +68,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, er
 	switch {
 	case o.err == nil && o.token == 0:
 		a.Heard.Store(true)
-		a.left, refused = o.left, o.left > 0
+		a.leaseLeft, refused = o.leaseLeft, o.leaseLeft > 0
 	case o.err == nil && ctx.Err() == nil && !o.late(a.ttl):
 		if g, o.err = a.grant(lc, a.Ticket, o.answer); g != nil {
 			return g, false, nil

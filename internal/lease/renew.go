@@ -129,12 +129,12 @@ func (l *Locker) renew(leases []*Grant, limit time.Duration) {
 		return
 	}
 	for _, g := range leases {
-		l.again(g, err)
+		l.retryLater(g, err)
 	}
 }
 
-// again schedules a lease that could not be renewed because of err.
-func (l *Locker) again(g *Grant, err error) {
+// retryLater schedules a lease that could not be renewed because of err.
+func (l *Locker) retryLater(g *Grant, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.trouble = err
@@ -165,7 +165,7 @@ func (l *Locker) queueUp(g *Grant) {
 	g.busy = true
 	l.mu.Unlock()
 	l.running.Go(func() {
-		ctx, cancel := server.Within(l.running.Ctx, max(g.left(), time.Second))
+		ctx, cancel := server.Within(l.running.Ctx, max(g.timeLeft(), time.Second))
 		defer cancel()
 		select {
 		case l.queueing <- struct{}{}:
@@ -174,7 +174,7 @@ func (l *Locker) queueUp(g *Grant) {
 			return
 		}
 		if err := l.renewBehind(about(ctx, purpose.Renew, g), g); err != nil && l.running.Ctx.Err() == nil {
-			l.again(g, err)
+			l.retryLater(g, err)
 		}
 	})
 }

@@ -17,12 +17,12 @@ import (
 // steps are the steps in a lease's life that differ from server to server. Each step is called with the turn of its
 // connection.
 type steps struct {
-	take        func(ctx context.Context, lc *lockConn, a *attempt, inTurn bool) (answer, error)
-	give        func(ctx context.Context, lc *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
-	giveSome    func(ctx context.Context, lc *lockConn, leases []*Grant) (passed []*Grant, err error) // passes over locked rows
-	giveUnknown func(ctx context.Context, lc *lockConn, key string) error
-	extend      func(ctx context.Context, lc *lockConn, g *Grant, ttl time.Duration) (found bool, err error) // waits for the row
-	extendSome  func(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error
+	take           func(ctx context.Context, lc *lockConn, a *attempt, inTurn bool) (answer, error)
+	release        func(ctx context.Context, lc *lockConn, key string, token uint64, minHold time.Duration) (found bool, err error)
+	releaseSome    func(ctx context.Context, lc *lockConn, leases []*Grant) (passed []*Grant, err error) // passes over locked rows
+	releaseUnknown func(ctx context.Context, lc *lockConn, key string) error
+	extend         func(ctx context.Context, lc *lockConn, g *Grant, ttl time.Duration) (found bool, err error) // waits for the row
+	extendSome     func(ctx context.Context, lc *lockConn, leases []*Grant, sent time.Time, ttl func(*Grant) time.Duration) error
 }
 
 // Without [server.Flavour].NamedLocks there are no wake-up locks, and waiters poll. On TiDB a statement by itself locks no row
@@ -74,7 +74,7 @@ func (l *Locker) takeRow(ctx context.Context, lc *lockConn, asker *attempt, _ bo
 		}
 		token, left, err := tokenAndLeft(rows[0][0], rows[0][1])
 		if err != nil || left > 0 {
-			a.left = left
+			a.leaseLeft = left
 			return false, err
 		}
 		_, err = lc.exec(ctx, fmt.Sprintf("UPDATE %s SET token = token + 1, owner = %s, expires = %s WHERE %s",

@@ -216,9 +216,9 @@ const noToken = int64(1) << 62
 
 // answer is what a take statement tells.
 type answer struct {
-	sent  time.Time     // before the server began to count
-	token uint64        // 0 where the lease was not granted
-	left  time.Duration // how long the lease that is in the way still runs; 0 where none is
+	sent      time.Time     // before the server began to count
+	token     uint64        // 0 where the lease was not granted
+	leaseLeft time.Duration // how long the lease that is in the way still runs; 0 where none is
 }
 
 // tokenAndLeft reads what a row says of its lease: the token, and the microseconds left.
@@ -256,7 +256,7 @@ func (a *answer) read(id int64) error {
 	case id&noToken == 0:
 		a.token = uint64(id)
 	default:
-		a.left = time.Duration(id&^noToken) * time.Microsecond
+		a.leaseLeft = time.Duration(id&^noToken) * time.Microsecond
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type Budget struct {
 	blockMax int // how many connections may wait in the server at a time
 
 	mu       sync.Mutex // guards the fields below, and the fields of the pools that say so
-	open     int        // permits taken: connections, with those being opened and closed
+	taken    int        // permits taken: connections, with those being opened and closed
 	controls int        // those of open that are in pools with Config.Control
 	blocked  int        // connections of callers that wait in the server
 	pools    []*Pool
@@ -197,7 +197,7 @@ func (p *Pool) dequeue(a *asker) {
 // counts returns the number of connections in use, how many of them are in pools with Config.Control, and how many permits are
 // kept for pools that do not use them now. The caller holds b.mu.
 func (b *Budget) counts() (inUse, controls, kept int) {
-	inUse, controls, kept = b.open, b.controls, b.keeping
+	inUse, controls, kept = b.taken, b.controls, b.keeping
 	for _, p := range b.pools {
 		inUse -= len(p.idle)
 		switch {
@@ -231,7 +231,7 @@ func (b *Budget) allows(p *Pool, r rank) bool {
 // mayOpen reports whether p may open a connection beside all that are open. Reserved permits are not taken by idle connections of
 // other pools, since a KILL cannot wait until such a connection has ended. The caller holds b.mu.
 func (b *Budget) mayOpen(p *Pool) bool {
-	return b.open < b.max && (p.cfg.Control || b.open-b.controls < b.max-b.reserved)
+	return b.taken < b.max && (p.cfg.Control || b.taken-b.controls < b.max-b.reserved)
 }
 
 // Shortage tells why a caller finds no permit: how many connections are in use, how many of these wait in the server, and how many
@@ -296,7 +296,7 @@ func (p *Pool) unblock() {
 // mutex.
 func (p *Pool) takePermit() {
 	p.permits++
-	p.budget.open++
+	p.budget.taken++
 	if p.cfg.Control {
 		p.budget.controls++
 	}
@@ -304,7 +304,7 @@ func (p *Pool) takePermit() {
 
 func (p *Pool) dropPermit() {
 	p.permits--
-	p.budget.open--
+	p.budget.taken--
 	if p.cfg.Control {
 		p.budget.controls--
 	}

@@ -529,13 +529,13 @@ func TestThereAreNeverMoreConnectionsThanTheBudget(t *testing.T) {
 	dbtest.Soon(t, "all is given back", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.open == int(s.open.Load()) && b.blocked == 0 && b.queued == 0
+		return b.taken == int(s.open.Load()) && b.blocked == 0 && b.queued == 0
 	})
 	for _, p := range pools {
 		p.Close()
 	}
-	if b.open != 0 || b.controls != 0 || s.open.Load() != 0 {
-		t.Errorf("%d places are taken, %d by control, and %d connections open", b.open, b.controls, s.open.Load())
+	if b.taken != 0 || b.controls != 0 || s.open.Load() != 0 {
+		t.Errorf("%d places are taken, %d by control, and %d connections open", b.taken, b.controls, s.open.Load())
 	}
 }
 

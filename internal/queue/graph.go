@@ -20,8 +20,8 @@ type Wanted struct {
 	Holds []*Ticket // tickets that the caller does not release before its wait has ended
 
 	// Guarded by graph.mu.
-	own *Ticket // the ticket that is in front of the first queues while the caller waits for the others
-	has int     // in front of how many queues own is
+	own       *Ticket // the ticket that is in front of the first queues while the caller waits for the others
+	inFrontOf int     // in front of how many queues own is
 }
 
 // Wait notes that the caller waits from now on, until done. ok is false if that would be a deadlock: the holders of
@@ -65,7 +65,7 @@ func stuck(ctx context.Context, t *Ticket, has int) bool {
 	}
 	graph.mu.Lock()
 	defer graph.mu.Unlock()
-	w.own, w.has = t, has
+	w.own, w.inFrontOf = t, has
 	return w.deadlocked()
 }
 
@@ -99,14 +99,14 @@ func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.
 func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	w.Queue.mu.Lock()
 	defer w.Queue.mu.Unlock()
-	for _, e := range w.Keys[w.has:] {
+	for _, e := range w.Keys[w.inFrontOf:] {
 		if e.Slots > 0 {
 			continue
 		}
-		l := w.Queue.queues[e.name()]
-		alone := !e.Shared || l != nil && !l.isShared()
-		if l != nil {
-			for _, t := range l.front {
+		kq := w.Queue.queues[e.name()]
+		alone := !e.Shared || kq != nil && !kq.isShared()
+		if kq != nil {
+			for _, t := range kq.front {
 				if t != w.own && (alone || t.holder == nil) {
 					tickets = append(tickets, t)
 				}

@@ -59,7 +59,7 @@ type keyQueue struct {
 	first     [1]*Ticket    // the first memory of front
 	shared    bool          // the tickets in front share the key
 	pending   int           // how many tickets in front do not hold the key yet, without passing ones
-	left      []int         // released slots that are kept for no ticket; the last released at the end
+	freeSlots []int         // released slots that are kept for no ticket; the last released at the end
 	waiting   list.List     // of *waiter; the first is the next to come to the front
 	otherSeen time.Time     // when another process was last seen to have the key
 	toldAt    time.Time     // when a ticket in front was last told that somebody has the key
@@ -141,25 +141,25 @@ func (t *turns) tooLate(w *waiter) error {
 
 // Ticket is a caller's place in front of the queues of some keys, or of the queue for the slots of one key.
 type Ticket struct {
-	q         *Queue
-	passing   bool            // the caller will not wait, so nobody needs to wait for it
-	positions []position      // guarded by Queue.mu once there is a position
-	first     [1]position     // the first memory of positions
-	claims    []string        // see Queue.Claim; guarded by Queue.mu
-	shared    bool            // at least one of claims is shared
-	holder    *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
-	since     time.Time       // when holder was set
-	giver     any             // identifies who may hand the lock over: see GrantedBy
-	used      bool            // see Used; guarded by Queue.mu
-	handed    any             // what the previous holder has handed over
-	asks      bool            // see Asks; guarded by Queue.mu
-	told      bool            // see Told; guarded by Queue.mu
-	waits     bool            // the ticket is in front of some queues, and waits in another one; guarded by Queue.mu
-	place     *waiter         // the ticket's place, if it is the next and not in front: see Next; guarded by Queue.mu
-	slot      int             // the slot that the ticket holds, noSlot before Holds; guarded by Queue.mu
-	free      int             // the slot that is kept for the ticket, or noSlot; guarded by Queue.mu
-	offered   bool            // Free has returned free; guarded by Queue.mu
-	freed     chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
+	q          *Queue
+	passing    bool            // the caller will not wait, so nobody needs to wait for it
+	positions  []position      // guarded by Queue.mu once there is a position
+	first      [1]position     // the first memory of positions
+	claims     []string        // see Queue.Claim; guarded by Queue.mu
+	shared     bool            // at least one of claims is shared
+	holder     *lockerr.Holder // nil before the ticket holds the lock; guarded by Queue.mu
+	since      time.Time       // when holder was set
+	giver      any             // identifies who may hand the lock over: see GrantedBy
+	used       bool            // see Used; guarded by Queue.mu
+	handedOver any             // what the previous holder has handed over
+	asking     bool            // see Asks; guarded by Queue.mu
+	knowsTaken bool            // see Told; guarded by Queue.mu
+	waits      bool            // the ticket is in front of some queues, and waits in another one; guarded by Queue.mu
+	place      *waiter         // the ticket's place, if it is the next and not in front: see Next; guarded by Queue.mu
+	slot       int             // the slot that the ticket holds, noSlot before Holds; guarded by Queue.mu
+	keptSlot   int             // the slot that is kept for the ticket, or noSlot; guarded by Queue.mu
+	offered    bool            // Free has returned free; guarded by Queue.mu
+	freed      chan struct{}   // closed while a slot is kept that Free has not returned; guarded by Queue.mu
 }
 
 // position is where a ticket stands in a queue.
@@ -171,7 +171,7 @@ type position struct {
 const noSlot = -1
 
 func (q *Queue) ticket() *Ticket {
-	t := &Ticket{q: q, slot: noSlot, free: noSlot}
+	t := &Ticket{q: q, slot: noSlot, keptSlot: noSlot}
 	t.positions = t.first[:0]
 	return t
 }
@@ -183,9 +183,9 @@ func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.H
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, e := range keys {
-		l := q.queues[e.name()]
-		if free := l == nil || l.free(e) || passing && e.Shared && l.isShared(); !free {
-			holder, _ := l.holder()
+		kq := q.queues[e.name()]
+		if free := kq == nil || kq.admitsAtOnce(e) || passing && e.Shared && kq.isShared(); !free {
+			holder, _ := kq.holder()
 			return nil, holder, false
 		}
 	}
@@ -255,8 +255,8 @@ func (q *Queue) Enter(ctx context.Context, keys []Key, giver any, ends Ends) (*T
 // enter waits until t has come to the front of one queue. If the wait ends before, it returns why.
 func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends Ends) (err error) {
 	q.mu.Lock()
-	l := q.queues[e.name()]
-	if l == nil || l.free(e) {
+	kq := q.queues[e.name()]
+	if kq == nil || kq.admitsAtOnce(e) {
 		q.admit(t, e)
 		q.mu.Unlock()
 		return nil
@@ -268,7 +268,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 		if end.IsZero() {
 			continue
 		}
-		if err := l.turns.hopeless(l.waiting.Len(), end.Sub(came)); err != nil {
+		if err := kq.turns.hopeless(kq.waiting.Len(), end.Sub(came)); err != nil {
 			q.mu.Unlock()
 			return err
 		}
@@ -276,11 +276,11 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 	if ends.GoesAhead != nil {
 		w.ahead, w.goesAhead = make(chan struct{}), ends.GoesAhead
 	}
-	w.element = l.waiting.PushBack(w)
-	l.callAhead()
+	w.element = kq.waiting.PushBack(w)
+	kq.callAhead()
 	t.waits = true
 	for _, p := range t.positions {
-		p.queue.tell() // nobody gets these keys before t gives up
+		p.queue.noteTaken() // nobody gets these keys before t gives up
 	}
 	q.mu.Unlock()
 	over := new(time.Timer)
@@ -308,7 +308,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 		case <-news:
 			taken, err = true, ErrOver
 		case <-over.C:
-			if news = q.untold(l, came); news == nil || late {
+			if news = q.untold(kq, came); news == nil || late {
 				taken, err = news == nil, ErrOver
 				break
 			}
@@ -323,17 +323,17 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 		return w.refused
 	default:
 		if ends.InFront != nil {
-			*ends.InFront = l.inFront(came)
+			*ends.InFront = kq.inFront(came)
 			ends.InFront.Taken = ends.InFront.Taken || taken
 		}
-		l.waiting.Remove(w.element)
-		q.advance(l) // waiters behind w may be able to share the key
+		kq.waiting.Remove(w.element)
+		q.advance(kq) // waiters behind w may be able to share the key
 		return err
 	}
 }
 
-// free reports whether a new caller can come to the front at once.
-func (kq *keyQueue) free(e Key) bool { return kq.waiting.Len() == 0 && kq.admits(e) }
+// admitsAtOnce reports whether a new caller can come to the front at once.
+func (kq *keyQueue) admitsAtOnce(e Key) bool { return kq.waiting.Len() == 0 && kq.admits(e) }
 
 // admits reports whether the first waiter can come to the front.
 func (kq *keyQueue) admits(e Key) bool {
@@ -349,20 +349,20 @@ const grace = time.Second
 
 // untold returns a channel that is closed when the callers in front know that somebody has the key; nil if they know
 // already, as inFront says it for came.
-func (q *Queue) untold(l *keyQueue, came time.Time) <-chan struct{} {
+func (q *Queue) untold(kq *keyQueue, came time.Time) <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l.inFront(came).Taken {
+	if kq.inFront(came).Taken {
 		return nil
 	}
-	if l.news == nil {
-		l.news = make(chan struct{})
+	if kq.news == nil {
+		kq.news = make(chan struct{})
 	}
-	return l.news
+	return kq.news
 }
 
-// tell notes that somebody has the key.
-func (kq *keyQueue) tell() {
+// noteTaken notes that somebody has the key.
+func (kq *keyQueue) noteTaken() {
 	kq.toldAt = time.Now()
 	if kq.news != nil {
 		close(kq.news)
@@ -374,15 +374,15 @@ func (kq *keyQueue) tell() {
 func (kq *keyQueue) inFront(came time.Time) InFront {
 	a := InFront{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {
-		a.Taken = a.Taken || t.told || t.waits || t.holder != nil
-		a.Asks = a.Asks || t.asks
+		a.Taken = a.Taken || t.knowsTaken || t.waits || t.holder != nil
+		a.Asks = a.Asks || t.asking
 	}
 	return a
 }
 
-// held returns a ticket in front that holds the key, or nil. Where a caller that went ahead was granted the lock, the
-// ticket before it has ended its transaction, so held returns the last of these.
-func (kq *keyQueue) held() (held *Ticket) {
+// holding returns a ticket in front that holds the key, or nil. Where a caller that went ahead was granted the lock, the
+// ticket before it has ended its transaction, so holding returns the last of these.
+func (kq *keyQueue) holding() (held *Ticket) {
 	for _, t := range kq.front {
 		if t.holder != nil && (held == nil || t.place != nil) {
 			held = t
@@ -393,7 +393,7 @@ func (kq *keyQueue) held() (held *Ticket) {
 
 // holder returns who has the ticket of held, with how long that has held the key.
 func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
-	t := kq.held()
+	t := kq.holding()
 	if t == nil {
 		return nil, nil
 	}
@@ -404,25 +404,25 @@ func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
 
 // admit puts t in front of the queue for e.
 func (q *Queue) admit(t *Ticket, e Key) {
-	l := q.queues[e.name()]
-	if l == nil {
+	kq := q.queues[e.name()]
+	if kq == nil {
 		if q.queues == nil {
 			q.queues = make(map[name]*keyQueue)
 		}
-		l = &keyQueue{name: e.name()}
-		l.front = l.first[:0]
-		q.queues[l.name] = l
+		kq = &keyQueue{name: e.name()}
+		kq.front = kq.first[:0]
+		q.queues[kq.name] = kq
 	}
-	l.front = append(l.front, t)
-	l.turns.began = time.Now()
+	kq.front = append(kq.front, t)
+	kq.turns.began = time.Now()
 	if !t.passing {
-		l.pending++
+		kq.pending++
 	}
-	l.shared = e.Shared
-	t.positions = append(t.positions, position{e, l})
+	kq.shared = e.Shared
+	t.positions = append(t.positions, position{e, kq})
 	if e.Slots > 0 {
 		t.freed = make(chan struct{})
-		t.keepOneLeft(l)
+		t.keepOneLeft(kq)
 	}
 }
 
@@ -472,23 +472,23 @@ func (kq *keyQueue) call(refused error) {
 }
 
 // advance lets all waiters come to the front that can do so now.
-func (q *Queue) advance(l *keyQueue) {
-	together := l.shared && l.pending == 0 && l.held() != nil
-	for w := l.next(); w != nil; w = l.next() {
-		if next := l.admits(w.key) || together && w.key.Shared; !next {
+func (q *Queue) advance(kq *keyQueue) {
+	together := kq.shared && kq.pending == 0 && kq.holding() != nil
+	for w := kq.next(); w != nil; w = kq.next() {
+		if next := kq.admits(w.key) || together && w.key.Shared; !next {
 			break
 		}
 		q.admit(w.ticket, w.key)
-		l.call(nil)
+		kq.call(nil)
 	}
-	l.callAhead()
-	if len(l.front) == 0 {
-		delete(q.queues, l.name)
+	kq.callAhead()
+	if len(kq.front) == 0 {
+		delete(q.queues, kq.name)
 	}
 }
 
 // HandedOver returns what the previous holder has handed over, or nil.
-func (t *Ticket) HandedOver() any { return t.handed }
+func (t *Ticket) HandedOver() any { return t.handedOver }
 
 // slots returns the queue for slots that t is in front of, or nil.
 func (t *Ticket) slots() *keyQueue {
@@ -502,15 +502,15 @@ func (t *Ticket) slots() *keyQueue {
 func (t *Ticket) Holds(slot int) {
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	l := t.slots()
-	if l == nil {
+	kq := t.slots()
+	if kq == nil {
 		return
 	}
-	l.left = slices.DeleteFunc(l.left, func(i int) bool { return i == slot })
+	kq.freeSlots = slices.DeleteFunc(kq.freeSlots, func(i int) bool { return i == slot })
 	t.slot = slot
-	kept := t.free
-	if t.free = noSlot; kept != slot {
-		l.give(kept)
+	kept := t.keptSlot
+	if t.keptSlot = noSlot; kept != slot {
+		kq.releaseSlot(kept)
 	}
 }
 
@@ -522,17 +522,17 @@ func (t *Ticket) Free() int {
 	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	l := t.slots()
-	if l == nil || t.slot != noSlot {
+	kq := t.slots()
+	if kq == nil || t.slot != noSlot {
 		return noSlot
 	}
-	if t.free == noSlot || t.offered {
-		t.keepOneLeft(l)
+	if t.keptSlot == noSlot || t.offered {
+		t.keepOneLeft(kq)
 	}
-	if t.free != noSlot {
+	if t.keptSlot != noSlot {
 		t.offered, t.freed = true, make(chan struct{})
 	}
-	return t.free
+	return t.keptSlot
 }
 
 // Freed returns a channel that is closed when Free has another slot to return; nil if the ticket is nil or not for
@@ -605,13 +605,13 @@ func (t *Ticket) Taken() []int {
 	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	l := t.slots()
-	if l == nil {
+	kq := t.slots()
+	if kq == nil {
 		return nil
 	}
 	var taken []int
-	for _, other := range l.front {
-		for _, slot := range []int{other.slot, other.free} {
+	for _, other := range kq.front {
+		for _, slot := range []int{other.slot, other.keptSlot} {
 			if other != t && slot != noSlot {
 				taken = append(taken, slot)
 			}
@@ -620,34 +620,34 @@ func (t *Ticket) Taken() []int {
 	return taken
 }
 
-// give keeps a slot for the first ticket in front that waits for one, or else for tickets that come later.
-func (kq *keyQueue) give(slot int) {
+// releaseSlot keeps a slot for the first ticket in front that waits for one, or else for tickets that come later.
+func (kq *keyQueue) releaseSlot(slot int) {
 	if slot == noSlot {
 		return
 	}
 	for _, t := range kq.front {
-		if !t.passing && t.slot == noSlot && t.free == noSlot && slot < t.positions[0].Slots {
-			t.keep(slot)
+		if !t.passing && t.slot == noSlot && t.keptSlot == noSlot && slot < t.positions[0].Slots {
+			t.keepSlot(slot)
 			return
 		}
 	}
-	kq.left = append(kq.left, slot)
+	kq.freeSlots = append(kq.freeSlots, slot)
 }
 
 // keepOneLeft keeps for t, of the slots that are kept for no ticket, the one that was released last.
-func (t *Ticket) keepOneLeft(l *keyQueue) {
-	t.free, t.offered = noSlot, false
-	for i, slot := range slices.Backward(l.left) {
+func (t *Ticket) keepOneLeft(kq *keyQueue) {
+	t.keptSlot, t.offered = noSlot, false
+	for i, slot := range slices.Backward(kq.freeSlots) {
 		if slot < t.positions[0].Slots {
-			l.left = slices.Delete(l.left, i, i+1)
-			t.keep(slot)
+			kq.freeSlots = slices.Delete(kq.freeSlots, i, i+1)
+			t.keepSlot(slot)
 			return
 		}
 	}
 }
 
-func (t *Ticket) keep(slot int) {
-	t.free, t.offered = slot, false
+func (t *Ticket) keepSlot(slot int) {
+	t.keptSlot, t.offered = slot, false
 	close(t.freed)
 }
 
@@ -661,12 +661,12 @@ func (t *Ticket) GrantedBy(giver any, h *lockerr.Holder) {
 	first := t.holder == nil
 	t.giver, t.holder, t.since = giver, h, time.Now()
 	if w := t.place; w != nil && w.queued() { // the ticket in front has ended its transaction, and leaves
-		l := t.q.queues[w.key.name()]
+		kq := t.q.queues[w.key.name()]
 		t.q.admit(t, w.key)
-		l.call(nil)
+		kq.call(nil)
 	}
 	for _, p := range t.positions {
-		p.queue.tell()
+		p.queue.noteTaken()
 		if first && !t.passing {
 			p.queue.pending--
 			t.q.advance(p.queue)
@@ -693,8 +693,8 @@ func (t *Ticket) Handoff(giver, handed any) bool {
 	if next == nil {
 		return false
 	}
-	next.ends = time.Time{}                    // the next waiter comes to the front, however late it is
-	next.ticket.handed, t.handed = handed, nil // t has used what it was handed itself
+	next.ends = time.Time{}                            // the next waiter comes to the front, however late it is
+	next.ticket.handedOver, t.handedOver = handed, nil // t has used what it was handed itself
 	t.leave()
 	return true
 }
@@ -749,7 +749,7 @@ func (t *Ticket) Asks() {
 	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	t.asks = true
+	t.asking = true
 }
 
 // Told notes that the ticket's caller was told that somebody has one of the keys. A nil ticket does nothing.
@@ -759,9 +759,9 @@ func (t *Ticket) Told() {
 	}
 	t.q.mu.Lock()
 	defer t.q.mu.Unlock()
-	t.told = true
+	t.knowsTaken = true
 	for _, p := range t.positions {
-		p.queue.tell()
+		p.queue.noteTaken()
 	}
 }
 
@@ -777,27 +777,27 @@ func (t *Ticket) Leave() {
 
 func (t *Ticket) leave() {
 	if w := t.place; w != nil && w.queued() {
-		l := t.q.queues[w.key.name()]
-		l.waiting.Remove(w.element)
-		t.q.advance(l)
+		kq := t.q.queues[w.key.name()]
+		kq.waiting.Remove(w.element)
+		t.q.advance(kq)
 	}
 	t.place = nil
 	for _, p := range t.positions {
-		l := p.queue
-		i := slices.Index(l.front, t)
-		l.front = slices.Delete(l.front, i, i+1)
+		kq := p.queue
+		i := slices.Index(kq.front, t)
+		kq.front = slices.Delete(kq.front, i, i+1)
 		if t.holder == nil && !t.passing {
-			l.pending--
+			kq.pending--
 		}
 		if t.holder != nil {
-			l.tell()
-			if !l.shared && p.Slots == 0 {
-				l.turns.end()
+			kq.noteTaken()
+			if !kq.shared && p.Slots == 0 {
+				kq.turns.end()
 			}
 		}
-		l.give(t.slot)
-		l.give(t.free)
-		t.q.advance(l)
+		kq.releaseSlot(t.slot)
+		kq.releaseSlot(t.keptSlot)
+		t.q.advance(kq)
 	}
 	t.positions = nil
 	for _, key := range t.claims {
@@ -822,7 +822,7 @@ func (t *Ticket) Awaited() bool {
 		}
 	}
 	for _, key := range t.claims { // callers in front wait in the server
-		if l := t.q.queues[name{key: key}]; l != nil && len(l.front)+l.waiting.Len() > 0 {
+		if kq := t.q.queues[name{key: key}]; kq != nil && len(kq.front)+kq.waiting.Len() > 0 {
 			return true
 		}
 	}
@@ -833,8 +833,8 @@ func (t *Ticket) Awaited() bool {
 func (q *Queue) Waiting(key string) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.queues[name{key: key}]; l != nil {
-		return l.waiting.Len()
+	if kq := q.queues[name{key: key}]; kq != nil {
+		return kq.waiting.Len()
 	}
 	return 0
 }
@@ -845,8 +845,8 @@ func (q *Queue) HolderOf(keys ...Key) (*lockerr.Holder, *Ticket) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, key := range keys {
-		if l := q.queues[key.name()]; l != nil {
-			if h, t := l.holder(); h != nil {
+		if kq := q.queues[key.name()]; kq != nil {
+			if h, t := kq.holder(); h != nil {
 				return h, t
 			}
 		}

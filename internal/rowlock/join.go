@@ -19,7 +19,7 @@ func (l *Locker) Join(ctx context.Context, c *pool.Conn, r Request) (locked Lock
 	ctx = r.taking(ctx)
 	a := l.attempt(r)
 	defer a.Finish()
-	a.c, a.late = c, true
+	a.c, a.mayHaveSnapshot = c, true
 	if alive, err = a.join(ctx); err != nil {
 		// After a deadlock the transaction's other locks must become free. A wait that could not be stopped in time has
 		// closed the connection.

@@ -292,17 +292,17 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, r Request) (_
 // attempt is one call of Begin or Join.
 type attempt struct {
 	strategy.Attempt
-	l       *Locker
-	c       *pool.Conn
-	opts    driver.TxOptions
-	late    bool // the transaction may have a snapshot: see settings
-	over    bool // the transaction of joinSlot is over
-	r       Request
-	names   []string // all rows that the attempt may lock, sorted
-	keys    []Key    // the keys of the next lock statement
-	locked  Locked
-	before  *Handoff // the handoff with which the session came; nil for a session from Sessions
-	cleared int      // how often an expired lease was removed from a row
+	l               *Locker
+	c               *pool.Conn
+	opts            driver.TxOptions
+	mayHaveSnapshot bool // the transaction may have a snapshot: see settings
+	txnOver         bool // the transaction of joinSlot is over
+	r               Request
+	names           []string // all rows that the attempt may lock, sorted
+	keys            []Key    // the keys of the next lock statement
+	locked          Locked
+	before          *Handoff // the handoff with which the session came; nil for a session from Sessions
+	cleared         int      // how often an expired lease was removed from a row
 }
 
 func (l *Locker) attempt(r Request) *attempt {
@@ -435,7 +435,7 @@ func (a *attempt) begin(ctx context.Context) (txn *pool.Txn, err error) {
 		if err == nil {
 			return txn, nil
 		}
-		if nowait, err = a.next(ctx, err, nowait); err != nil {
+		if nowait, err = a.nextTry(ctx, err, nowait); err != nil {
 			return nil, err
 		}
 	}
@@ -459,9 +459,9 @@ func (a *attempt) giveWay(ctx context.Context, lease *strategy.Leased) (err erro
 	return a.rest(ctx, breath)
 }
 
-// next decides how the request goes on after a lock statement that has failed with err: by one with NOWAIT, by one that
+// nextTry decides how the request goes on after a lock statement that has failed with err: by one with NOWAIT, by one that
 // waits in the server, or not at all.
-func (a *attempt) next(ctx context.Context, err error, nowait bool) (nowaitNext bool, _ error) {
+func (a *attempt) nextTry(ctx context.Context, err error, nowait bool) (nowaitNext bool, _ error) {
 	var lease *strategy.Leased
 	if errors.As(err, &lease) {
 		if lease, err = a.look(ctx, []string{lease.Key}); lease != nil || err == nil {
@@ -509,7 +509,7 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 		return nil, err
 	}
 	if options != "" && !a.c.ByCalls() {
-		return a.opened(a.c.Begun(ctx), a.lock(ctx, append([]string{options}, a.trySQL()...)...))
+		return a.orRollBack(a.c.Begun(ctx), a.lock(ctx, append([]string{options}, a.trySQL()...)...))
 	}
 	if txn, err = a.c.Begin(ctx, a.opts); err != nil {
 		return nil, err
@@ -521,7 +521,7 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 		}
 		err := a.lockInFront(caller, b, pool.AnswerTime, lock, "", func() {})
 		if !errors.Is(err, driver.ErrSkip) && (!b.Writes || !server.Stopped(err)) { // else the lock statement without the write says why
-			return a.opened(txn, err)
+			return a.orRollBack(txn, err)
 		}
 	}
 	if text, args := a.preparedSQL(); text != "" {
@@ -530,10 +530,10 @@ func (a *attempt) try(ctx context.Context) (txn *pool.Txn, err error) {
 			err = a.granted(rows)
 		}
 		if !errors.Is(err, pool.ErrUnprepared) {
-			return a.opened(txn, err)
+			return a.orRollBack(txn, err)
 		}
 	}
-	return a.opened(txn, a.lock(ctx, a.trySQL()...))
+	return a.orRollBack(txn, a.lock(ctx, a.trySQL()...))
 }
 
 // behind returns the statement that can go out behind the lock statement; nil for none.
@@ -571,8 +571,8 @@ func (a *attempt) lockInFront(ctx context.Context, b *Behind, limit time.Duratio
 	return err
 }
 
-// opened rolls the transaction back if its lock was not granted: a failed lock statement may have locked some rows.
-func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
+// orRollBack rolls the transaction back if its lock was not granted: a failed lock statement may have locked some rows.
+func (a *attempt) orRollBack(txn *pool.Txn, err error) (*pool.Txn, error) {
 	if err == nil {
 		return txn, nil
 	}
@@ -589,7 +589,7 @@ func (a *attempt) opened(txn *pool.Txn, err error) (*pool.Txn, error) {
 //
 // It uses a control connection, since the application may have set the clock of its own session.
 func (a *attempt) look(ctx context.Context, names []string) (lease *strategy.Leased, err error) {
-	err = a.own(ctx, func(c *pool.Conn) error {
+	err = a.onControl(ctx, func(c *pool.Conn) error {
 		rows, err := server.Query(ctx, c.Conn, a.l.readSQL(names))
 		for _, row := range rows {
 			if lease, err = live(row); err != nil || lease.Remaining > 0 {
@@ -624,15 +624,15 @@ func leaving(err error) error {
 
 // ask runs a plain read on a control connection.
 func (a *attempt) ask(ctx context.Context, text string) (rows [][]string, err error) {
-	err = a.own(ctx, func(c *pool.Conn) error {
+	err = a.onControl(ctx, func(c *pool.Conn) error {
 		rows, err = server.Query(ctx, c.Conn, text)
 		return err
 	})
 	return rows, err
 }
 
-// own runs f on a control connection.
-func (a *attempt) own(ctx context.Context, f func(*pool.Conn) error) error {
+// onControl runs f on a control connection.
+func (a *attempt) onControl(ctx context.Context, f func(*pool.Conn) error) error {
 	c, err := a.control(ctx, max(a.Wait-time.Since(a.Start), controlWait))
 	if err != nil {
 		return err
@@ -726,7 +726,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	if errors.Is(err, driver.ErrBadConn) && ctx.Err() == nil { // the driver closes a connection whose context ends
 		return driver.ErrBadConn // nothing is held, so database/sql may try another connection
 	}
-	if !a.late && server.Idle(err) && ctx.Err() == nil { // this process did not run for longer than the session may be silent
+	if !a.mayHaveSnapshot && server.Idle(err) && ctx.Err() == nil { // this process did not run for longer than the session may be silent
 		if a.c != nil { // else the idle connection was another one, and there is no session yet
 			_ = a.c.Close()
 		}

@@ -35,7 +35,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	}
 	try := func(ctx context.Context) error {
 		err := a.clear(ctx, now(ctx)(), now(ctx))
-		a.over = !server.Locked(err) || a.l.cfg.Info.EndsTransaction(err)
+		a.txnOver = !server.Locked(err) || a.l.cfg.Info.EndsTransaction(err)
 		return err
 	}
 	wait := func(ctx context.Context) error {
@@ -47,7 +47,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		err = a.clear(ctx, a.block(ctx), now(ctx))
 		// The server's own limit leaves the transaction as it is; on Galera a KILL ends it.
 		stopped := errors.Is(err, strategy.ErrWaitOver) && !a.l.cfg.Info.RollbackOnTimeout && !a.l.streams
-		a.over = !stopped && (!server.Interrupted(err) || a.l.cfg.Info.EndsTransaction(err))
+		a.txnOver = !stopped && (!server.Interrupted(err) || a.l.cfg.Info.EndsTransaction(err))
 		return err
 	}
 	err = a.takeSlot(ctx, true, try, wait)
@@ -57,7 +57,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 	if server.Locked(err) {
 		err = lockerr.ErrLocked
 	}
-	return !a.over, err
+	return !a.txnOver, err
 }
 
 // takeSlot locks one of the slots. try and wait run a lock statement for a.keys. If such a statement ends the open
@@ -66,8 +66,8 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 	lock := func(ctx context.Context, slot int, how func(context.Context) error) error {
 		a.locked.Slot, a.keys = slot, []Key{{Name: a.r.Slots[slot]}}
 		err := how(ctx)
-		if a.EndTurn(); err != nil && !a.over {
-			err = a.another(ctx, err)
+		if a.EndTurn(); err != nil && !a.txnOver {
+			err = a.searchOn(ctx, err)
 		}
 		return err
 	}
@@ -82,7 +82,7 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 			lease, err := a.look(ctx, a.names)
 			switch {
 			case errors.Is(err, keyrow.ErrNoRow):
-				return a.another(ctx, err)
+				return a.searchOn(ctx, err)
 			case lease != nil:
 				a.HeldBy = keyrow.HolderOf(lease.Owner)
 			}
@@ -94,7 +94,7 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 			lease, err := a.look(ctx, []string{a.r.Slots[slot]})
 			switch {
 			case err != nil:
-				return a.another(ctx, err)
+				return a.searchOn(ctx, err)
 			case lease == nil:
 				return lock(ctx, slot, wait)
 			}
@@ -109,9 +109,9 @@ func (a *attempt) takeSlot(ctx context.Context, sure bool, try, wait func(contex
 	return err
 }
 
-// another says how the search goes on after a lock statement, or a look at a slot, has failed with err: it returns
+// searchOn says how the search goes on after a lock statement, or a look at a slot, has failed with err: it returns
 // strategy.ErrTaken or strategy.ErrAgain, or the error that ends the search.
-func (a *attempt) another(ctx context.Context, err error) error {
+func (a *attempt) searchOn(ctx context.Context, err error) error {
 	var lease *strategy.Leased
 	if errors.As(err, &lease) { // look removes an expired lease, and then the slot is free
 		a.HeldBy = keyrow.HolderOf(lease.Owner)

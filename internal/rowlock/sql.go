@@ -132,7 +132,7 @@ func (l *Locker) nextSQL(key string) string {
 //
 //	SET STATEMENT max_statement_time = 10.000, innodb_snapshot_isolation = OFF FOR
 func (a *attempt) settings(more string) string {
-	if a.late && a.l.cfg.Info.SnapshotIsolation {
+	if a.mayHaveSnapshot && a.l.cfg.Info.SnapshotIsolation {
 		if more != "" {
 			more += ", "
 		}

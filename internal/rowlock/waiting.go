@@ -65,10 +65,10 @@ func (a *attempt) wait(ctx context.Context) (*pool.Txn, error) {
 	}
 	if b := a.behind(); b != nil && !b.Writes {
 		if err := a.blockInFront(ctx, patient, b); !errors.Is(err, driver.ErrSkip) {
-			return a.opened(txn, err)
+			return a.orRollBack(txn, err)
 		}
 	}
-	return a.opened(txn, a.block(patient))
+	return a.orRollBack(txn, a.block(patient))
 }
 
 // blockInFront is block with a query behind the lock. patient ends the wait, and ctx ends the query.
@@ -115,7 +115,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 	if a.l.cfg.Info.Kills {
 		w.Control = a.l.cfg.Control
-	} else if a.late { // the transaction holds something already
+	} else if a.mayHaveSnapshot { // the transaction holds something already
 		w.Ends = wholeSecond + slack
 	}
 	texts := a.waitSQL(bound, mark)

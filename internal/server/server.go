@@ -208,7 +208,7 @@ func Probe(ctx context.Context, conn driver.Conn) (Info, error) {
 		return recognise(ctx, conn, nil)
 	}
 	info := Info{Flavour: e.can, MariaDB: s.mariadb()}
-	info.told(r)
+	info.readProbe(r)
 	return info, info.tooOld()
 }
 
@@ -337,8 +337,8 @@ func (i Info) Pessimists(what string) error {
 		" say tidb_txn_mode=pessimistic in the DSN", what))
 }
 
-// told reads the answer to probe.
-func (i *Info) told(r []string) {
+// readProbe reads the answer to probe.
+func (i *Info) readProbe(r []string) {
 	i.Version, i.Database, i.Isolation = r[saysVersion], r[saysDatabase], r[saysIsolation]
 	i.RollbackOnTimeout, i.ReadOnly = r[saysRollbackOnTimeout] == "1", r[saysReadOnly] == "1"
 	i.IdleLimit, _ = strconv.Atoi(r[saysIdleLimit])

@@ -218,8 +218,8 @@ func statementsOf(link *pool.Conn) *statements {
 	return s
 }
 
-// again prepares st on this connection: st was prepared for any connection, and is about to run here.
-func (ac *appConn) again(ctx context.Context, st *statement.Statement) (err error) {
+// reprepare prepares st on this connection: st was prepared for any connection, and is about to run here.
+func (ac *appConn) reprepare(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = ac.link.Conn
 	st.Stmt, err = ac.prepared(ctx, st.Text, typesOf(st.Args))
 	return err
@@ -249,7 +249,7 @@ func (t *texts) note(info sqltext.Info, query bool, err error) {
 	whole := err == nil && !query
 	does := info.Effect != (sqltext.Effect{})
 	if does {
-		t.ran(info.Effect, whole)
+		t.noteEffect(info.Effect, whole)
 	}
 	switch {
 	case info.Next != 0:
@@ -270,8 +270,8 @@ func (t *texts) note(info sqltext.Info, query bool, err error) {
 	}
 }
 
-// ran notes the effect of a text. whole: all of the text has run; else perhaps only a part.
-func (t *texts) ran(e sqltext.Effect, whole bool) {
+// noteEffect notes the effect of a text. whole: all of the text has run; else perhaps only a part.
+func (t *texts) noteEffect(e sqltext.Effect, whole bool) {
 	if whole {
 		t.state = t.state.After(e)
 	} else {
@@ -279,12 +279,12 @@ func (t *texts) ran(e sqltext.Effect, whole bool) {
 	}
 }
 
-// begins returns the isolation levels of a transaction that begins now with opts; 0 stands for those
+// beginLevels returns the isolation levels of a transaction that begins now with opts; 0 stands for those
 // of a new connection.
 //
 // Levels may be set for the next transaction only. A statement that reads a table uses them up if it
 // comes before the transaction: between says that there is such a statement.
-func (t *texts) begins(opts driver.TxOptions, between bool) sqltext.Levels {
+func (t *texts) beginLevels(opts driver.TxOptions, between bool) sqltext.Levels {
 	next := t.next
 	t.next = 0
 	switch opts.Isolation {

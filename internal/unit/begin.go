@@ -27,9 +27,9 @@ type opening struct {
 	with *statement.Statement // the unit's first statement, which may go out with the lock; nil for none
 }
 
-// open opens a unit of work on a session, with the locks that p asks for. First it takes those that
+// openUnit opens a unit of work on a session, with the locks that p asks for. First it takes those that
 // lie outside of the transaction.
-func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
+func (cs *ctxState) openUnit(ctx context.Context, p *plan, o opening) (_ *unit, err error) {
 	defer func() { p.refused(ctx, cs.handle, err) }()
 	if o.hold != nil {
 		ctx = handle.ForHold(ctx)
@@ -39,7 +39,7 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 		return nil, &lockerr.Error{Op: o.op, Key: p.h.Names(), Strategy: hint.StrategyRow, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the server takes row locks in a READ ONLY transaction only if they are shared"))}
 	}
-	if err := p.ready(ctx, cs, o.hold == nil); err != nil {
+	if err := p.prepare(ctx, cs, o.hold == nil); err != nil {
 		return nil, err
 	}
 	opens := &opener{ctxState: cs, p: p, opening: o, levels: levelsOf(o.opts)}
@@ -59,7 +59,7 @@ func (cs *ctxState) open(ctx context.Context, p *plan, o opening) (_ *unit, err 
 			}
 		}()
 	}
-	return opens.open(ctx)
+	return opens.begin(ctx)
 }
 
 // levelsOf returns the isolation levels that a transaction with opts may have; 0 stands for those of a
@@ -92,7 +92,7 @@ func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err er
 	if o.ctxState.handle.Bounded() && o.p.inTransaction() {
 		wait = o.p.wait.Left()
 	}
-	caller := o.ctxState.asks(ctx, o.p.h, o.p.asker.Pooled, blocks)
+	caller := o.ctxState.connCaller(ctx, o.p.h, o.p.asker.Pooled, blocks)
 	caller.Beside = o.end == nil
 	o.link, err = o.ctxState.handle.Session(ctx, o.p.l, caller, wait)
 	return o.link, err
@@ -105,7 +105,7 @@ func (o *opener) Get(ctx context.Context) (*pool.Conn, error) { return o.connect
 // its session while it waits, BeforeWait gives that back and takes another one.
 func (o *opener) BeforeWait(ctx context.Context) (*pool.Conn, error) {
 	switch {
-	case !o.ctxState.handle.Bounded() || o.ctxState.holds(o.p.h):
+	case !o.ctxState.handle.Bounded() || o.ctxState.holdsAny(o.p.h):
 		return o.link, nil
 	case o.link != nil && o.link.Block(): // link is nil after giveBack, if no session came in its place
 		return o.link, nil
@@ -159,8 +159,8 @@ func (o *opener) lender() *strategy.Lender {
 	}
 }
 
-// open opens the unit of work.
-func (o *opener) open(ctx context.Context) (u *unit, err error) {
+// begin opens the unit of work.
+func (o *opener) begin(ctx context.Context) (u *unit, err error) {
 	p := o.p
 	if p.inTransaction() {
 		first := &p.requests[0]
@@ -169,7 +169,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 		first.seen, _ = o.ctxState.handle.Observe(ctx, first.resources...)
 	}
 	for tries, lent := 1, o.link != nil; ; tries++ {
-		u, err = o.try(ctx)
+		u, err = o.tryBegin(ctx)
 		if lent || !errors.Is(err, driver.ErrBadConn) || tries == 3 {
 			break
 		}
@@ -184,7 +184,7 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 		return nil, handle.Yielded(err)
 	}
 	if o.end != nil {
-		u.live(o.end)
+		u.watchEnd(o.end)
 	}
 	p.l.KeepAlive.Keep(u.link, u.lostBehind)
 	if len(p.requests) > 1 {
@@ -201,9 +201,9 @@ func (o *opener) open(ctx context.Context) (u *unit, err error) {
 	return u, nil
 }
 
-// try opens a transaction with the first request of p. In a hold that has the key already, p may have
+// tryBegin opens a transaction with the first request of p. In a hold that has the key already, p may have
 // no request.
-func (o *opener) try(ctx context.Context) (u *unit, err error) {
+func (o *opener) tryBegin(ctx context.Context) (u *unit, err error) {
 	k, p, lent := o.ctxState.handle, o.p, o.link != nil
 	unclosed, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -228,16 +228,16 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	}
 	if !lent {
 		if _, err = o.Get(unclosed); err != nil {
-			return nil, o.setup(err)
+			return nil, o.beginError(err)
 		}
 	}
 	txn, err := o.link.Begin(unclosed, o.opts)
 	if err != nil {
-		return nil, o.setup(err)
+		return nil, o.beginError(err)
 	}
 	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // with wsrep_sync_wait=1 a node that is behind waits at START TRANSACTION alone
 		if err = server.Exec(unclosed, o.link.Conn, "START TRANSACTION"); err != nil {
-			return nil, o.setup(err)
+			return nil, o.beginError(err)
 		}
 	}
 	u = newUnit(o, txn)
@@ -245,9 +245,9 @@ func (o *opener) try(ctx context.Context) (u *unit, err error) {
 	return u, nil
 }
 
-// setup turns err, with which no transaction could begin, into the error that the caller gets. The error
+// beginError turns err, with which no transaction could begin, into the error that the caller gets. The error
 // is driver.ErrBadConn if the caller is to try another session.
-func (o *opener) setup(err error) error {
+func (o *opener) beginError(err error) error {
 	if errors.Is(err, driver.ErrBadConn) {
 		return err
 	}
@@ -257,7 +257,7 @@ func (o *opener) setup(err error) error {
 	return o.ctxState.handle.SetupError(o.p.h, err)
 }
 
-// lockFirst is try for a transaction that begins with a row lock.
+// lockFirst is tryBegin for a transaction that begins with a row lock.
 func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	k, p := o.ctxState.handle, o.p
 	first := p.requests[0]
@@ -287,7 +287,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	first.seen.Answered(o.link, begun.Ticket, 0, nil)
 	u := newUnit(o, begun.Txn)
 	u.granted(first, begun.Ticket, begun.Locked)
-	u.handoff = begun.Handoff
+	u.rowLocks.handoff = begun.Handoff
 	return u, nil
 }
 
@@ -297,11 +297,11 @@ func (o *opener) joinsLock(st *statement.Statement) bool {
 	return oneLock && joins(st, o.p.l.Info())
 }
 
-// live ends the unit with the context end, or with the handle, unless something ends it before.
-func (u *unit) live(end context.Context) {
+// watchEnd ends the unit with the context end, or with the handle, unless something ends it before.
+func (u *unit) watchEnd(end context.Context) {
 	u.l.Remember(u, u.endForClose)
 	u.life.stop = context.AfterFunc(end, u.contextEnded)
-	u.endsWith(end)
+	u.noteEnd(end)
 	if u.ctxState.handle.Closed() {
 		go u.endForClose(lockerr.ErrClosed)
 	}

@@ -18,13 +18,13 @@ import (
 // has ended, check also ends the unit of work that a read has begun in it.
 func (cs *ctxState) check(h *hint.Hint) error {
 	if cs.unit != nil && cs.unit.life.until != nil {
-		cs.unit.inTime()
+		cs.unit.finishIfOver()
 	}
 	if cs.unit != nil && len(cs.unit.outer) > 0 {
 		cs.unit.outlivesHold()
 	}
 	if cs.grants.until != nil {
-		cs.inTime()
+		cs.dropIfOver()
 	}
 	for _, g := range cs.grants.list {
 		if err := g.overError("statement"); err != nil {
@@ -52,14 +52,14 @@ func beginAgain(err error) error {
 	return &told
 }
 
-// undecided returns lockerr.ErrStaleRead if st writes and a decision is outstanding. In strict mode it
+// checkDecision returns lockerr.ErrStaleRead if st writes and a decision is outstanding. In strict mode it
 // also returns what st lacks. u is the unit in which st is to run; nil if that is still to begin.
-func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (cs *ctxState) checkDecision(h *hint.Hint, u *unit, st *statement.Statement) error {
 	var relies *relying
 	if u != nil {
 		relies = &u.relying
 	}
-	err := cs.decision.refuses(h, cs.lockCtx, relies, st)
+	err := cs.decision.checkWrite(h, cs.lockCtx, relies, st)
 	writes := st.Info.Changes != sqltext.ChangesNothing
 	mayBeStale := h != nil && h.AllowStale || relies != nil && (relies.fresh || relies.allowStale)
 	if err == nil && writes && !mayBeStale {
@@ -69,7 +69,7 @@ func (cs *ctxState) undecided(h *hint.Hint, u *unit, st *statement.Statement) er
 	}
 	switch {
 	case err == nil && cs.handle.Settings.Required != nil:
-		return cs.required(h, u, st)
+		return cs.checkRequired(h, u, st)
 	case err == nil:
 		return nil
 	}
@@ -84,10 +84,10 @@ func (cs *ctxState) error(h *hint.Hint, u *unit, st *statement.Statement, err er
 	return cs.handle.Error(st.Op(), h, err)
 }
 
-// required returns what a statement under a lock lacks for strict mode, if it writes a table that needs
+// checkRequired returns what a statement under a lock lacks for strict mode, if it writes a table that needs
 // a lock. Outside of a hold the first write after a read commits alone, and so gives back the lock under
 // which the caller has decided: strict mode refuses that, too, and u can then only be rolled back.
-func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) error {
+func (cs *ctxState) checkRequired(h *hint.Hint, u *unit, st *statement.Statement) error {
 	if st.Info.Kind == sqltext.Read || st.Info.Changes == sqltext.ChangesNothing {
 		return nil
 	}
@@ -117,7 +117,8 @@ func (cs *ctxState) required(h *hint.Hint, u *unit, st *statement.Statement) err
 		}
 	}
 	switch {
-	case !cs.decision.readStands, h != nil && (h.AllowStale || h.Hold != nil), u != nil && (u.relying.fresh || u.relying.allowStale || u.inHold()):
+	case !cs.decision.readStands, h != nil && (h.AllowStale || h.Hold != nil),
+		u != nil && (u.relying.fresh || u.relying.allowStale || u.inHold()):
 		return nil
 	}
 	err := lacks(lockerr.ErrUnsafe, "after a read outside a transaction, so that its commit would give the lock back, "+
@@ -180,8 +181,8 @@ var (
 // lost is called when g, a grant of the unit of work, may be lost. It ends the unit of work.
 func (cs *ctxState) lost(g *grant) {
 	cs.handle.Doubt()
-	_ = cs.take(context.Background())
-	defer cs.give()
+	_ = cs.takeTurn(context.Background())
+	defer cs.giveTurn()
 	if slices.Contains(cs.grants.list, g) {
 		g.lost()
 		cs.fail(g.overError("statement"))

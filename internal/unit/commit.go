@@ -33,7 +33,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 	if u.opts.ReadOnly {
 		return nil, nil
 	}
-	grants, e := u.checked(), new(epilogue)
+	grants, e := u.grantsToCheck(), new(epilogue)
 	if u.past.wrote && u.rowLocks.raises {
 		e.add(u.raiseVersions(), grantGroup{seen: u.rowLocks.seen})
 	}
@@ -48,7 +48,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants.list, g) })
 		check, err := group.taker.Check(group.context(context.Background()), u.link, group.held, how)
 		if err != nil {
-			e.ended(strategy.Failed)
+			e.tellParts(strategy.Failed)
 			return nil, group.naming(err)
 		}
 		e.add(check, group)
@@ -68,8 +68,8 @@ func (e *epilogue) add(check strategy.Check, group grantGroup) {
 	e.before, e.after = append(e.before, check.Before...), append(e.after, check.After...)
 }
 
-// checked returns the grants that a commit checks.
-func (u *unit) checked() (grants []*grant) {
+// grantsToCheck returns the grants that a commit checks.
+func (u *unit) grantsToCheck() (grants []*grant) {
 	for _, g := range u.grants() {
 		switch {
 		case g.version() == 0:
@@ -108,7 +108,7 @@ func (u *unit) raiseVersions() (c strategy.Check) {
 func (e *epilogue) send(u *unit) (refused bool, err error) {
 	ctx := e.context()
 	answered, sent, err := u.txn.CommitWith(ctx, u.limit, e.before, e.after)
-	for err != nil && answered < len(e.before) && e.again(answered, err) {
+	for err != nil && answered < len(e.before) && e.sendsAgain(answered, err) {
 		var more int
 		more, sent, err = u.txn.CommitWith(ctx, u.limit, e.before[answered:], e.after)
 		answered += more
@@ -116,16 +116,16 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 	commit := len(e.before)
 	switch {
 	case err == nil:
-		e.ended(strategy.Committed)
+		e.tellParts(strategy.Committed)
 		return false, nil
 	case answered > commit:
-		e.ended(strategy.OnlyCommitted)
+		e.tellParts(strategy.OnlyCommitted)
 		if !u.link.Valid() {
 			u.breakLink()
 		}
 		return false, nil
 	case answered < commit && server.ReadOnlyTransactions(err): // all transactions of the connection are READ ONLY: nothing was written
-		e.ended(strategy.Failed)
+		e.tellParts(strategy.Failed)
 		u.atCommit.compared = nil
 		return false, u.txn.Commit(u.limit)
 	case !sent && server.Number(err) == 0:
@@ -133,12 +133,12 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 	default:
 		var unknown bool
 		if unknown, err = server.Uncommitted(ctx, u.link.Conn, err); unknown {
-			e.ended(strategy.Unknown)
+			e.tellParts(strategy.Unknown)
 			return false, err
 		}
 		refused = true
 	}
-	e.ended(strategy.Failed)
+	e.tellParts(strategy.Failed)
 	if answered < commit {
 		p, index := e.part(answered)
 		err = p.naming(p.Failed(p.context(ctx), index, err))
@@ -157,15 +157,15 @@ func (e *epilogue) part(i int) (p part, index int) {
 	return part{}, 0
 }
 
-// again reports whether the statement before[i], which has failed with err, is to be sent again together
+// sendsAgain reports whether the statement before[i], which has failed with err, is to be sent again together
 // with those behind it.
-func (e *epilogue) again(i int, err error) bool {
+func (e *epilogue) sendsAgain(i int, err error) bool {
 	p, index := e.part(i)
 	return p.Again != nil && p.Again(index, err)
 }
 
-// ended tells all parts how the COMMIT has ended.
-func (e *epilogue) ended(o strategy.Outcome) {
+// tellParts tells all parts how the COMMIT has ended.
+func (e *epilogue) tellParts(o strategy.Outcome) {
 	for _, p := range e.parts {
 		if p.Ended != nil {
 			p.Ended(o)

@@ -21,33 +21,33 @@ import (
 // straight to the base driver's connection, and its result straight back. database/sql calls one method
 // at a time.
 type Conn struct {
-	handle *handle.Handle
-	app    *appConn // the base connection
-	none   *appConn // the empty appConn of a light connection, used while it has no real one
+	handle   *handle.Handle
+	app      *appConn // the base connection
+	emptyApp *appConn // the empty appConn of a light connection, used while it has no real one
 
-	tx      *Tx    // the open transaction that BeginTx has begun here
-	use     use    // what database/sql uses the connection for now
-	free    string // the last text that strict mode has let run without a lock
-	skipped string // the text for which the last call has returned driver.ErrSkip: database/sql prepares it next
+	tx          *Tx    // the open transaction that BeginTx has begun here
+	use         use    // what database/sql uses the connection for now
+	allowedText string // the last text that strict mode has let run without a lock
+	skippedText string // the text for which the last call has returned driver.ErrSkip: database/sql prepares it next
 
 	leftOn *pool.Conn // the last real connection of a light one, if something was left on it; nil if not
 
-	above *handle.Wrapper // the wrapper of drivers through which database/sql uses the connection; nil for none
-	came  bool            // a call came before it was known whether above passes calls of Valid on
+	wrapper      *handle.Wrapper // the wrapper of drivers through which database/sql uses the connection; nil for none
+	calledBefore bool            // a call came before it was known whether wrapper passes calls of Valid on
 }
 
-// NewConn returns a Conn of the handle k on base. above is the wrapper of drivers through which
+// NewConn returns a Conn of the handle k on base. wrapper is the wrapper of drivers through which
 // database/sql uses it; nil for none.
-func NewConn(k *handle.Handle, base driver.Conn, above *handle.Wrapper) *Conn {
+func NewConn(k *handle.Handle, base driver.Conn, wrapper *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
-	return &Conn{handle: k, above: above, app: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{handle: k, wrapper: wrapper, app: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
 }
 
 // NewLight returns a Conn that has a real connection only while it needs one. The handle k must have a
-// budget. above is as in NewConn.
-func NewLight(k *handle.Handle, above *handle.Wrapper) *Conn {
-	c := &Conn{handle: k, above: above}
-	c.vacate()
+// budget. wrapper is as in NewConn.
+func NewLight(k *handle.Handle, wrapper *handle.Wrapper) *Conn {
+	c := &Conn{handle: k, wrapper: wrapper}
+	c.clearApp()
 	return c
 }
 
@@ -59,14 +59,14 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 	if c.tx != nil {
 		return nil
 	}
-	if c.above != nil && c.handle.Bounded() && !c.above.Told() {
-		if first && c.came && statement.Retried(ctx) { // over the pool, so the use before is over, and nobody called Valid
-			c.above.Hides()
+	if c.wrapper != nil && c.handle.Bounded() && !c.wrapper.Told() {
+		if first && c.calledBefore && statement.Retried(ctx) { // over the pool, so the use before is over, and nobody called Valid
+			c.wrapper.Hides()
 		}
-		if err := c.above.Unusable(); err != nil {
+		if err := c.wrapper.Unusable(); err != nil {
 			return err
 		}
-		c.came = true
+		c.calledBefore = true
 	}
 	if c.app.bad.Load() {
 		return driver.ErrBadConn // database/sql closes it, and takes another one
@@ -74,14 +74,14 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 	return nil
 }
 
-// Hidden notes that the wrapper above hides driver.Validator. It returns why the connection cannot be
+// Hidden notes that the wrapper around c hides driver.Validator. It returns why the connection cannot be
 // used through that wrapper; nil if it can.
 func (c *Conn) Hidden() error {
-	if !c.handle.Bounded() || c.above == nil {
+	if !c.handle.Bounded() || c.wrapper == nil {
 		return nil
 	}
-	c.above.Hides()
-	return c.above.Unusable()
+	c.wrapper.Hides()
+	return c.wrapper.Unusable()
 }
 
 // direct reports whether a statement or a transaction with ctx needs no lock handling.
@@ -93,42 +93,42 @@ func (c *Conn) direct(ctx context.Context) bool {
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool { return c.tx == nil || !c.tx.locked() }
 
-// vacate leaves c without a real connection, with an empty appConn.
-func (c *Conn) vacate() {
-	if c.none == nil || !c.none.pristine() || c.none.bad.Load() {
-		c.none = &appConn{texts: texts{state: sqltext.Idle}}
+// clearApp leaves c without a real connection, with an empty appConn.
+func (c *Conn) clearApp() {
+	if c.emptyApp == nil || !c.emptyApp.pristine() || c.emptyApp.bad.Load() {
+		c.emptyApp = &appConn{texts: texts{state: sqltext.Idle}}
 	}
-	c.app = c.none
+	c.app = c.emptyApp
 }
 
-// need takes a real connection for c, unless c has one.
-func (c *Conn) need(ctx context.Context) error {
+// connect takes a real connection for c, unless c has one.
+func (c *Conn) connect(ctx context.Context) error {
 	if c.app.link != nil {
 		return nil
 	}
-	return c.needAs(ctx, pool.As{})
+	return c.connectAs(ctx, pool.As{})
 }
 
-// needAs takes a real connection for c, which has none. as says what kind of caller asks.
-func (c *Conn) needAs(ctx context.Context, as pool.As) error {
-	told := c.above == nil || c.above.Told()
+// connectAs takes a real connection for c, which has none. as says what kind of caller asks.
+func (c *Conn) connectAs(ctx context.Context, as pool.As) error {
+	told := c.wrapper == nil || c.wrapper.Told()
 	if as.Prefer = c.leftOn; !told && as.Patience == 0 {
 		as.Patience = max(c.handle.Settings.Wait, time.Second)
 	}
 	link, err := c.handle.Apps().AcquireAs(ctx, as)
 	switch {
 	case err == nil:
-		c.move(link)
+		c.setLink(link)
 	case ctx.Err() != nil: // database/sql says it like this
 		return ctx.Err()
 	case !told && errors.Is(err, lockerr.ErrExhausted) && !server.Full(err): // uses may be over, and the wrapper hides their end
-		return c.above.Refuses()
+		return c.wrapper.Refuses()
 	}
 	return err
 }
 
-// move makes link the real connection of c. The caller has the turn of link; move ends it.
-func (c *Conn) move(link *pool.Conn) {
+// setLink makes link the real connection of c. The caller has the turn of link; setLink ends it.
+func (c *Conn) setLink(link *pool.Conn) {
 	link.EndTurn()
 	if c.app, _ = link.State.(*appConn); c.app == nil {
 		c.app = &appConn{link: link, texts: texts{state: sqltext.Idle}}
@@ -136,24 +136,24 @@ func (c *Conn) move(link *pool.Conn) {
 	}
 }
 
-// needClean is need for a statement or a transaction under the lock of h. The connection must not have
-// anything that another user has left: needClean closes such a connection, and takes another. But
-// a transaction that may be open on the connection would be lost: then needClean fails with ErrUnsafe.
+// connectClean is connect for a statement or a transaction under the lock of h. The connection must not have
+// anything that another user has left: connectClean closes such a connection, and takes another. But
+// a transaction that may be open on the connection would be lost: then connectClean fails with ErrUnsafe.
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
-func (c *Conn) needClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
+func (c *Conn) connectClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.app.link == nil {
-		as := s.asks(ctx, h, true, blocks)
+		as := s.connCaller(ctx, h, true, blocks)
 		as.Prefer = c.leftOn
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
-		if c.move(link); c.app.pristine() || link == c.leftOn {
+		if c.setLink(link); c.app.pristine() || link == c.leftOn {
 			return nil
 		}
 		if c.app.texts.state != sqltext.Idle {
-			if err := c.outside(ctx, "begin", h); err != nil {
+			if err := c.checkNothingOpen(ctx, "begin", h); err != nil {
 				return err
 			}
 		}
@@ -172,11 +172,11 @@ func (c *Conn) release() {
 	if s.link == nil {
 		return
 	}
-	c.skipped = ""
+	c.skippedText = ""
 	if manual, _ := c.handle.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
 		return
 	}
-	c.vacate()
+	c.clearApp()
 	if c.leftOn = nil; !s.bad.Load() && !s.pristine() {
 		c.leftOn = s.link
 	}
@@ -209,7 +209,7 @@ func (c *Conn) Base() driver.Conn {
 	}
 	ctx, cancel := server.Within(context.Background(), max(c.handle.Settings.Wait, time.Second))
 	defer cancel()
-	if c.need(ctx) != nil {
+	if c.connect(ctx) != nil {
 		return nil
 	}
 	return c.app.link.Conn
@@ -223,7 +223,7 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 		return c.app.link.Conn, nil
 	}
 	return c.handle.Sample(ctx, func() (driver.Conn, error) {
-		if err := c.need(ctx); err != nil {
+		if err := c.connect(ctx); err != nil {
 			return nil, err
 		}
 		defer c.release()
@@ -231,10 +231,10 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 	})
 }
 
-// outside returns why what comes over this connection cannot run under a lock; nil if it can. Either
+// checkNothingOpen returns why what comes over this connection cannot run under a lock; nil if it can. Either
 // tables are locked on the connection, or a transaction is open there that the driver has not begun,
 // and does not end.
-func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
+func (c *Conn) checkNothingOpen(ctx context.Context, op string, h *hint.Hint) error {
 	used := c.app
 	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
 		used, _ = c.leftOn.State.(*appConn)
@@ -250,7 +250,7 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 		if !manual {
 			return nil
 		}
-		if err := c.need(ctx); err != nil {
+		if err := c.connect(ctx); err != nil {
 			return err
 		}
 	}
@@ -280,10 +280,10 @@ func (c *Conn) outside(ctx context.Context, op string, h *hint.Hint) error {
 	return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, errors.New(why)))
 }
 
-// fit returns why a query cannot run on the connection beside its lock; nil if it can. Over a sql.Conn,
-// rows may still be read from the connection: then fit sends nothing, so that they can be read on. Or a
+// checkUsable returns why a query cannot run on the connection beside its lock; nil if it can. Over a sql.Conn,
+// rows may still be read from the connection: then checkUsable sends nothing, so that they can be read on. Or a
 // variable was set that changes what the statements of a version mean: ROLLBACK, or the time.
-func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
+func (c *Conn) checkUsable(ctx context.Context, op string, h *hint.Hint) error {
 	if c.app.link == nil {
 		return nil
 	}
@@ -299,9 +299,9 @@ func (c *Conn) fit(ctx context.Context, op string, h *hint.Hint) error {
 	return nil
 }
 
-// clean returns why the versions that a unit of work remembers say nothing of what is read on this
+// checkLevels returns why the versions that a unit of work remembers say nothing of what is read on this
 // connection; nil if they do.
-func (c *Conn) clean(ctx context.Context, p *plan, op string) error {
+func (c *Conn) checkLevels(ctx context.Context, p *plan, op string) error {
 	levels, err := c.app.levels(ctx, p.l)
 	if err == nil {
 		err = p.l.Dirty(levels)
@@ -317,7 +317,7 @@ func (c *Conn) Ping(ctx context.Context) error {
 	if err := c.enter(ctx, true); err != nil {
 		return err
 	}
-	if err := c.need(ctx); err != nil {
+	if err := c.connect(ctx); err != nil {
 		return err
 	}
 	p, ok := c.app.link.Conn.(driver.Pinger)
@@ -336,8 +336,8 @@ func (c *Conn) Reset(ctx context.Context) error {
 	if c.app.bad.Load() || c.handle.Closed() {
 		return driver.ErrBadConn
 	}
-	if c.newUse(); c.above != nil && c.handle.Bounded() && !c.above.Told() {
-		c.above.Hides() // a wrapper that does not would have passed Valid on
+	if c.newUse(); c.wrapper != nil && c.handle.Bounded() && !c.wrapper.Told() {
+		c.wrapper.Hides() // a wrapper that does not would have passed Valid on
 		c.release()
 	}
 	if c.app.link == nil {
@@ -357,8 +357,8 @@ func (c *Conn) Valid() bool {
 	if missed && statement.InRaw() {
 		return !c.app.bad.Load() && c.app.link.Valid()
 	}
-	if c.above != nil {
-		c.above.Tells()
+	if c.wrapper != nil {
+		c.wrapper.Tells()
 	}
 	if c.newUse(); c.handle.Bounded() {
 		c.release()
@@ -382,7 +382,7 @@ func (c *Conn) Close() error {
 	if c.handle.Bounded() {
 		if c.app.link != nil { // database/sql has not put c back, so c has turned out to be broken
 			c.discard()
-			if c.above.Told() {
+			if c.wrapper.Told() {
 				c.handle.Apps().Flush()
 			}
 		} else { // c was idle, and too many or too old: close a real one, too, so that as many are idle

@@ -44,7 +44,7 @@ func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
 	}).(*ctxState)
 }
 
-func (cs *ctxState) take(ctx context.Context) error {
+func (cs *ctxState) takeTurn(ctx context.Context) error {
 	select {
 	case cs.turn <- struct{}{}:
 		return nil
@@ -53,8 +53,8 @@ func (cs *ctxState) take(ctx context.Context) error {
 	}
 }
 
-// tryTake is take for a caller that does not wait. It reports whether the caller has the turn.
-func (cs *ctxState) tryTake() bool {
+// tryTakeTurn is takeTurn for a caller that does not wait. It reports whether the caller has the turn.
+func (cs *ctxState) tryTakeTurn() bool {
 	select {
 	case cs.turn <- struct{}{}:
 		return true
@@ -63,7 +63,7 @@ func (cs *ctxState) tryTake() bool {
 	}
 }
 
-func (cs *ctxState) give() { <-cs.turn }
+func (cs *ctxState) giveTurn() { <-cs.turn }
 
 // drop gives back all grants but the first keep. u is the unit that ends with the grants; nil for none.
 func (cs *ctxState) drop(keep int, u *unit) {
@@ -77,11 +77,11 @@ func (cs *ctxState) drop(keep int, u *unit) {
 	}
 }
 
-// part notes the end of a hold that had joined one of the grants. If the unit of work has ended before,
+// endJoined notes the end of a hold that had joined one of the grants. If the unit of work has ended before,
 // the grants stay until the last such hold ends.
-func (cs *ctxState) part(h *outerHold) {
-	_ = cs.take(context.Background())
-	defer cs.give()
+func (cs *ctxState) endJoined(h *outerHold) {
+	_ = cs.takeTurn(context.Background())
+	defer cs.giveTurn()
 	cs.grants.joined = slices.DeleteFunc(cs.grants.joined, func(other *outerHold) bool { return other == h })
 	if len(cs.grants.joined) == 0 && cs.grants.owed != "" {
 		cs.drop(0, nil)
@@ -91,16 +91,16 @@ func (cs *ctxState) part(h *outerHold) {
 // watch gives the grants back when end ends, the context that bounds the reads under them.
 func (cs *ctxState) watch(end context.Context) {
 	cs.grants.watch(end, cs.handle.Settings.Observe != nil, func() {
-		_ = cs.take(context.Background())
-		defer cs.give()
-		cs.inTime()
+		_ = cs.takeTurn(context.Background())
+		defer cs.giveTurn()
+		cs.dropIfOver()
 	})
 }
 
-// inTime gives the grants back if the context has ended that bounds the reads under them. While a
+// dropIfOver gives the grants back if the context has ended that bounds the reads under them. While a
 // transaction is open, they wait for its end.
-func (cs *ctxState) inTime() {
-	if cs.unit != nil || !cs.grants.over() {
+func (cs *ctxState) dropIfOver() {
+	if cs.unit != nil || !cs.grants.isOver() {
 		return
 	}
 	g, cause := cs.grants.list[0], lockerr.With(lockerr.ErrLost, whatEnded(cs.grants.until))

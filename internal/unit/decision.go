@@ -101,9 +101,9 @@ func (d *decision) outlived(giver string) {
 	}
 }
 
-// refuses returns lockerr.ErrStaleRead if st writes and a decision is outstanding. own is the lock context
+// checkWrite returns lockerr.ErrStaleRead if st writes and a decision is outstanding. own is the lock context
 // of d. relies is of the unit in which st is to run; nil if that is still to begin.
-func (d *decision) refuses(h *hint.Hint, own *hint.LockContext, relies *relying, st *statement.Statement) error {
+func (d *decision) checkWrite(h *hint.Hint, own *hint.LockContext, relies *relying, st *statement.Statement) error {
 	giver, inHold := d.stale.giver.Load(), d.stale.inHold.Load()
 	if h != nil && h.LockContext != nil && h.LockContext != own { // st adds the keys of another lock context to a transaction
 		other := staleReadOf(h.LockContext)

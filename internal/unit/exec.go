@@ -18,12 +18,12 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 		return nil, err
 	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
+		info, err := c.checkUnhinted(ctx, text)
 		if err != nil {
 			return nil, err
 		}
 		res, err := basedriver.Exec(ctx, c.app.link.Conn, text, args)
-		return res, c.ran(text, info, false, err)
+		return res, c.noteRun(text, info, false, err)
 	}
 	_, res, err = c.run(ctx, &statement.Statement{Text: text, Args: args})
 	return res, err
@@ -35,12 +35,12 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 		return nil, err
 	}
 	if c.direct(ctx) {
-		info, err := c.look(ctx, text)
+		info, err := c.checkUnhinted(ctx, text)
 		if err != nil {
 			return nil, err
 		}
 		r, err := basedriver.Query(ctx, c.app.link.Conn, text, args)
-		return r, c.ran(text, info, true, err)
+		return r, c.noteRun(text, info, true, err)
 	}
 	r, _, err = c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
 	return r, err
@@ -62,7 +62,7 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}
 	if h != nil && len(h.Holds) > 0 && !c.onlyReads(h, st) {
-		if err := reaches(ctx, c.handle, h); err != nil {
+		if err := checkReachable(ctx, c.handle, h); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -95,13 +95,13 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 	if err != nil {
 		return nil, nil, err
 	}
-	defer s.give()
+	defer s.giveTurn()
 	way, err := routeOf(c.tx, h, s.unit, st)
 	if err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if way != routeDefinition {
-		if err := s.undecided(h, s.unit, st); err != nil {
+		if err := s.checkDecision(h, s.unit, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -128,25 +128,25 @@ var errBeganWithout = lockerr.With(lockerr.ErrUnsafe, errors.New(
 // transaction without anything else asks the server whether the holds are still held. If they are lost
 // while the DDL runs, its context ends, and the server is told to stop it.
 func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.outside(ctx, st.Op(), h); err != nil {
+	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.misses(st.Op(), h, st, nil); err != nil {
+	if err := c.checkLeft(st.Op(), h, st, nil); err != nil {
 		return nil, nil, err
 	}
 	p, err := s.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	u, err := s.open(ctx, p, opening{op: "begin"})
+	u, err := s.openUnit(ctx, p, opening{op: "begin"})
 	if err != nil {
 		return nil, nil, err
 	}
-	u.endsWith(ctx)
+	u.noteEnd(ctx)
 	if err := u.finish(true); err != nil {
 		return nil, nil, err
 	}
-	if err := c.need(ctx); err != nil {
+	if err := c.connect(ctx); err != nil {
 		return nil, nil, err
 	}
 	// Behind a Router the connection that KILL ends may serve somebody else by then.

@@ -28,7 +28,7 @@ func (u *unit) commitOrKeep() error {
 		if err := u.takeLink(context.Background(), "commit"); err != nil {
 			return u.finish(true)
 		}
-		u.give()
+		u.giveTurn()
 		return nil
 	}
 	u.keep = true
@@ -36,7 +36,7 @@ func (u *unit) commitOrKeep() error {
 	if s.failed != nil {
 		s.dropSpent()
 	}
-	s.inTime()
+	s.dropIfOver()
 	return err
 }
 
@@ -53,7 +53,7 @@ func (u *unit) finish(commit bool) error {
 	if err := u.link.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
-	defer u.give()
+	defer u.giveTurn()
 	defer u.end()
 	if u.stream.broken != nil {
 		u.afterRows()
@@ -74,7 +74,7 @@ func (u *unit) finish(commit bool) error {
 	}
 	var err error
 	switch {
-	case u.passesAsItIs():
+	case u.mayPassOnAsItIs():
 		u.passOn()
 	case commit:
 		err = u.sendCommit()
@@ -131,11 +131,11 @@ func (u *unit) lastSent() error {
 
 // sendText sends COMMIT, if possible in one text with the lock of the next caller.
 func (u *unit) sendText() error {
-	if !u.passes() || !u.handoff.Commits() {
+	if !u.mayPassOn() || !u.rowLocks.handoff.Commits() {
 		return u.txn.Commit(u.limit)
 	}
 	return u.txn.CommitBy(u.limit, func(ctx context.Context) error {
-		locked, err := u.handoff.Commit(ctx)
+		locked, err := u.rowLocks.handoff.Commit(ctx)
 		switch {
 		case locked:
 			u.passOn()
@@ -146,22 +146,22 @@ func (u *unit) sendText() error {
 	})
 }
 
-// passes reports whether the session may go to the next caller that wants what the unit has locked: the
+// mayPassOn reports whether the session may go to the next caller that wants what the unit has locked: the
 // unit has locked nothing else, and nothing is to be checked before its COMMIT.
-func (u *unit) passes() bool {
-	return u.handoff != nil && len(u.rowLocks.rows) == 1 && len(u.ctxState.grants.list) == 0 && len(u.outer) == 0
+func (u *unit) mayPassOn() bool {
+	return u.rowLocks.handoff != nil && len(u.rowLocks.rows) == 1 && len(u.ctxState.grants.list) == 0 && len(u.outer) == 0
 }
 
-// passesAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing
+// mayPassOnAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing
 // has run in it.
-func (u *unit) passesAsItIs() bool {
-	return !u.past.touched && u.passes() && u.overdue() == nil && u.handoff.Keeps(context.Background())
+func (u *unit) mayPassOnAsItIs() bool {
+	return !u.past.touched && u.mayPassOn() && u.overdue() == nil && u.rowLocks.handoff.Keeps(context.Background())
 }
 
 // passOn hands the session over to the next caller, with the lock, when the unit has ended.
 func (u *unit) passOn() {
 	u.rowLocks.tickets = nil
-	u.next = func() { u.handoff.Give(u.kill) }
+	u.next = func() { u.rowLocks.handoff.Give(u.kill) }
 }
 
 // unfinished cleans up after a COMMIT or ROLLBACK that has failed with err, and returns the error for the
@@ -218,9 +218,9 @@ func (u *unit) newVersions() {
 	}
 }
 
-// inTime ends the unit if the context has ended that bounds the reads in it. The watch on that context
+// finishIfOver ends the unit if the context has ended that bounds the reads in it. The watch on that context
 // does the same, but may still wait for its turn.
-func (u *unit) inTime() {
+func (u *unit) finishIfOver() {
 	if u.state == stateEnded || u.life.until == nil || u.life.until.Err() == nil {
 		return
 	}
@@ -239,15 +239,15 @@ func (u *unit) inTime() {
 
 // contextEnded is called when the context ends that bounds the reads in the unit.
 func (u *unit) contextEnded() {
-	_ = u.ctxState.take(context.Background())
-	defer u.ctxState.give()
-	u.inTime()
+	_ = u.ctxState.takeTurn(context.Background())
+	defer u.ctxState.giveTurn()
+	u.finishIfOver()
 }
 
 // endForClose ends a unit whose database handle is being closed.
 func (u *unit) endForClose(cause error) {
-	_ = u.ctxState.take(context.Background())
-	defer u.ctxState.give()
+	_ = u.ctxState.takeTurn(context.Background())
+	defer u.ctxState.giveTurn()
 	if u.state != stateEnded {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)

@@ -167,8 +167,8 @@ func (g *grant) tellAll() {
 	}
 }
 
-// told returns a number of the grant of a hold.
-func (g *grant) told(what hint.What) (n uint64, ok bool) {
+// number returns a number of the grant of a hold.
+func (g *grant) number(what hint.What) (n uint64, ok bool) {
 	switch what {
 	case hint.ToldToken:
 		return g.token(), g.token() != 0

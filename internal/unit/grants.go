@@ -12,8 +12,8 @@ import (
 //
 //	what                                              function
 //	the end of the unit of work                       unit.end
-//	the end of the last hold that has joined a grant  ctxState.part, if that comes later
-//	the end of the context that bounds the reads      ctxState.inTime, by watch or before the next statement
+//	the end of the last hold that has joined a grant  ctxState.endJoined, if that comes later
+//	the end of the context that bounds the reads      ctxState.dropIfOver, by watch or before the next statement
 //	the loss of a grant                               ctxState.lost
 //
 // The turn of the context state guards them.
@@ -81,5 +81,5 @@ func (g *grants) watch(end context.Context, observed bool, ended func()) {
 	g.unwatch = context.AfterFunc(end, ended)
 }
 
-// over reports whether the context has ended that bounds the reads under the grants.
-func (g *grants) over() bool { return g.until != nil && g.until.Err() != nil && len(g.list) > 0 }
+// isOver reports whether the context has ended that bounds the reads under the grants.
+func (g *grants) isOver() bool { return g.until != nil && g.until.Err() != nil && len(g.list) > 0 }

@@ -9,26 +9,26 @@ import (
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
 
-// look looks at an unhinted statement before it runs, and refuses one that must not run without a lock,
-// or not on this connection. look sends nothing. For most statements a glance is enough.
-func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err error) {
-	if r := c.handle.Settings.Required; r != nil && text != c.free {
+// checkUnhinted looks at an unhinted statement before it runs, and refuses one that must not run without a lock,
+// or not on this connection. checkUnhinted sends nothing. For most statements a glance is enough.
+func (c *Conn) checkUnhinted(ctx context.Context, text string) (info sqltext.Info, err error) {
+	if r := c.handle.Settings.Required; r != nil && text != c.allowedText {
 		if table := r.Writes(text); table == "" {
-			c.free = text
+			c.allowedText = text
 		} else if err := c.handle.Unlocked(table); err != nil {
 			return info, err
 		}
 	}
-	if err := c.need(ctx); err != nil {
+	if err := c.connect(ctx); err != nil {
 		return info, err
 	}
-	moved := c.use.lastUnit != nil || c.use.awayUnit != nil
+	moved := c.use.lastUnit != nil || c.use.leftIn != nil
 	if !moved && sqltext.Quiet(text) {
 		return info, nil
 	}
 	info = sqltext.Look(text)
 	if moved {
-		if err := c.misses("statement", nil, &statement.Statement{Text: text, Info: info}, nil); err != nil {
+		if err := c.checkLeft("statement", nil, &statement.Statement{Text: text, Info: info}, nil); err != nil {
 			return info, err
 		}
 	}
@@ -38,11 +38,11 @@ func (c *Conn) look(ctx context.Context, text string) (info sqltext.Info, err er
 // runHere runs a statement on this connection as it is. If it returns driver.ErrSkip, database/sql
 // prepares the statement.
 func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.need(ctx); err != nil {
+	if err := c.connect(ctx); err != nil {
 		return nil, nil, err
 	}
 	if st.Kept {
-		if err := c.app.again(ctx, st); err != nil {
+		if err := c.app.reprepare(ctx, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -51,21 +51,21 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 		run = st.Direct
 	}
 	r, res, err := run(ctx, c.app.link.Conn)
-	return r, res, c.ran(st.Text, st.Info, st.Query, err)
+	return r, res, c.noteRun(st.Text, st.Info, st.Query, err)
 }
 
-// ran notes what a statement has left that ran on this connection, and returns err as the caller gets it.
+// noteRun notes what a statement has left that ran on this connection, and returns err as the caller gets it.
 // If the base driver has to prepare the statement first, the statement comes again.
-func (c *Conn) ran(text string, info sqltext.Info, query bool, err error) error {
+func (c *Conn) noteRun(text string, info sqltext.Info, query bool, err error) error {
 	c.app.texts.note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {
-		c.skipped = text
+		c.skippedText = text
 		return err
 	}
-	c.use.ran, c.use.lastUnit = true, nil
+	c.use.hasRun, c.use.lastUnit = true, nil
 	c.use.setsNext = c.use.setsNext || info.Next != 0
 	if info.Taints || info.Kind == sqltext.Commits {
-		c.use.note(nil, text, info, query, err)
+		c.use.noteStatement(nil, text, info, query, err)
 		c.app.noteLeft(text, info, query, err)
 	}
 	if err != nil {

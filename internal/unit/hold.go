@@ -25,7 +25,7 @@ type Hold struct {
 	stop     func() bool // ends the watch on Acquire's context; nil without a grant of its own
 
 	mu     sync.Mutex
-	over   bool
+	ended  bool
 	err    error
 	loss   error       // see Loss
 	stays  error       // see Stays
@@ -38,7 +38,7 @@ type Hold struct {
 //	holdUnit    a unit of work, begun for the hold               commits or rolls back
 //	holdNested  the unit of work that was open in the context    releases a savepoint, or goes back to it
 //	holdGrant   a grant of its own                               gives the grant back
-//	holdJoined  a grant that the context's unit of work has had  leaves it to that, or gives it back: see ctxState.part
+//	holdJoined  a grant that the context's unit of work has had  leaves it to that, or gives it back: see ctxState.endJoined
 //	holdInside  a grant of a hold around                         leaves it to that hold
 type holdShape int
 
@@ -61,7 +61,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := reaches(ctx, k, asked); err != nil {
+	if err := checkReachable(ctx, k, asked); err != nil {
 		return nil, err
 	}
 	own, cancel := context.WithCancelCause(ctx)
@@ -69,7 +69,7 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 	if k.HoldIsTransaction(asked) {
 		h.outer.alone = asked.LockContext == nil
 		h.ctx = asked.With(own)
-		err = h.open(asked)
+		err = h.openUnit(asked)
 	} else {
 		err = h.openGrant(ctx, own, asked)
 	}
@@ -83,13 +83,13 @@ func Acquire(ctx context.Context, k *handle.Handle, asked *hint.Hint) (_ *Hold, 
 	return h, nil
 }
 
-// open opens a transaction with the lock, or joins the unit of work that is open in the lock context.
-func (h *Hold) open(asked *hint.Hint) (err error) {
+// openUnit opens a transaction with the lock, or joins the unit of work that is open in the lock context.
+func (h *Hold) openUnit(asked *hint.Hint) (err error) {
 	h.ctxState = ctxStateOf(h.outer.handle, asked.LockContext)
-	if err := h.ctxState.take(h.ctx); err != nil {
+	if err := h.ctxState.takeTurn(h.ctx); err != nil {
 		return err
 	}
-	defer h.ctxState.give()
+	defer h.ctxState.giveTurn()
 	if err := h.ctxState.check(asked); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (h *Hold) open(asked *hint.Hint) (err error) {
 		return err
 	}
 	h.shape = holdUnit
-	h.unit, err = h.ctxState.open(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outer})
+	h.unit, err = h.ctxState.openUnit(h.ctx, p, opening{op: "lock", end: h.ctx, hold: &h.outer})
 	return err
 }
 
@@ -125,10 +125,10 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 	var s *ctxState
 	if asked.LockContext != nil {
 		s = ctxStateOf(h.outer.handle, asked.LockContext)
-		if err := s.take(ctx); err != nil {
+		if err := s.takeTurn(ctx); err != nil {
 			return err
 		}
-		defer s.give()
+		defer s.giveTurn()
 		if err := s.check(nil); err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func (h *Hold) lapse() {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.over {
+	if !h.ended {
 		h.lapsed = time.AfterFunc(h.outer.handle.Settings.TTL, func() {
 			h.outer.outlived()
 			_ = h.outer.grant.Release()
@@ -232,10 +232,10 @@ func (h *Hold) Expiry() time.Time {
 func (h *Hold) End(commit bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.over {
+	if h.ended {
 		return h.err
 	}
-	h.over = true
+	h.ended = true
 	if h.shape.inUnit() {
 		h.err = h.endUnit(commit)
 	} else {
@@ -276,7 +276,7 @@ func (h *Hold) endGrant(commit bool) error {
 	h.outer.outlived()
 	switch h.shape {
 	case holdJoined:
-		h.ctxState.part(&h.outer)
+		h.ctxState.endJoined(&h.outer)
 	case holdGrant:
 		h.stop()
 		if h.lapsed != nil {
@@ -302,8 +302,8 @@ func (h *Hold) endGrant(commit bool) error {
 }
 
 func (h *Hold) endUnit(commit bool) (err error) {
-	_ = h.ctxState.take(context.Background())
-	defer h.ctxState.give()
+	_ = h.ctxState.takeTurn(context.Background())
+	defer h.ctxState.giveTurn()
 	u := h.unit
 	closed := u.error("statement", lockerr.ErrClosed)
 	defer func() {

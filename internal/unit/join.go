@@ -14,7 +14,7 @@ import (
 
 // join adds to the unit those locks of a hint that the unit does not hold yet.
 func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
-	if h == u.has {
+	if h == u.heldHint {
 		return nil
 	}
 	p, err := u.ctxState.plan(h)
@@ -27,14 +27,14 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 		}
 	}
 	if len(p.missing) == 0 {
-		u.has = h
+		u.heldHint = h
 		return nil
 	}
 	defer func() { p.refused(ctx, u.ctxState.handle, err) }()
 	if _, err := locksFor(ctx, u.ctxState.handle, h, false, p.missing...); err != nil {
 		return err
 	}
-	p.with(u.ctxState, u.l, false) // u.l, also if the handle has met another server since
+	p.prepareWith(u.ctxState, u.l, false) // u.l, also if the handle has met another server since
 	if err := u.mayJoin(ctx, p); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (u *unit) join(ctx context.Context, h *hint.Hint) (err error) {
 			return err
 		}
 	}
-	u.has = h
+	u.heldHint = h
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (u *unit) verify(ctx context.Context) error {
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
-	defer u.give()
+	defer u.giveTurn()
 	if err := u.ctxState.verify(ctx, u.link); err != nil {
 		return u.error("lock", noRetry(err))
 	}
@@ -134,7 +134,7 @@ func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
 	if err := u.takeLink(ctx, "lock"); err != nil {
 		return err
 	}
-	defer u.give()
+	defer u.giveTurn()
 	ctx, release := u.untilClosed(ctx)
 	defer release()
 	p.asked = true

@@ -55,15 +55,15 @@ func (c counted) LastInsertId() (int64, error) { return 0, nil }
 
 // runLast runs a write with the COMMIT of the unit behind it. If the write changes nothing, and the caller
 // has decided on it by what the unit has read, the unit stays open. An error is that of the write:
-// nothing is committed then. Else u.last is what came of the COMMIT.
+// nothing is committed then. Else u.atCommit.last is what came of the COMMIT.
 func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Result, error) {
 	texts := []string{server.Rows, "COMMIT"}
 	if u.ctxState.decision.readStands {
 		texts[0] = server.Counted
 	}
 	var handoff *rowlock.Handoff
-	if u.passes() && u.handoff.Commits() {
-		handoff = u.handoff
+	if u.mayPassOn() && u.rowLocks.handoff.Commits() {
+		handoff = u.rowLocks.handoff
 		texts = append(texts, handoff.Next())
 	}
 	lp := newPacket(u.l, u.link, st)

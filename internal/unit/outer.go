@@ -44,9 +44,9 @@ func checkOuter(h *hint.Hint) error {
 	return nil
 }
 
-// reaches returns why a COMMIT on the handle k cannot check holds around h that are of other handles; nil
+// checkReachable returns why a COMMIT on the handle k cannot check holds around h that are of other handles; nil
 // if it can. The check is a statement beside COMMIT, so both handles must lead to the same server.
-func reaches(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
+func checkReachable(ctx context.Context, k *handle.Handle, h *hint.Hint) error {
 	for _, hold := range h.Holds {
 		hold := hold.(*outerHold)
 		if hold.handle == k {
@@ -97,7 +97,7 @@ func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 		return 0, false
 	}
 	if hold, ok := h.Hold.(*outerHold); ok {
-		return hold.grant.told(what)
+		return hold.grant.number(what)
 	}
 	if h.Named == "" {
 		return 0, false
@@ -107,7 +107,7 @@ func Told(ctx context.Context, what hint.What) (n uint64, ok bool) {
 	}
 	for _, hold := range h.Holds { // a hold around may have the key
 		if hold := hold.(*outerHold); hold.grant.Key == h.Named {
-			if n, ok := hold.grant.told(what); ok {
+			if n, ok := hold.grant.number(what); ok {
 				return n, true
 			}
 		}

@@ -53,12 +53,12 @@ func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cs.mixed(resources); err != nil {
+	if err := cs.checkMixed(resources); err != nil {
 		return nil, err
 	}
 	p := &plan{h: h, start: time.Now(), around: outerGrants(h)}
 	for _, resource := range resources {
-		held, err := cs.has(resource, p.around)
+		held, err := cs.holdsAlready(resource, p.around)
 		if err == nil && !held {
 			err = p.add(resource)
 		}
@@ -70,9 +70,9 @@ func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 	return p, nil
 }
 
-// mixed returns lockerr.ErrUnsafe if resources and what the unit of work holds are not all locks, or all
+// checkMixed returns lockerr.ErrUnsafe if resources and what the unit of work holds are not all locks, or all
 // versions.
-func (cs *ctxState) mixed(resources []strategy.Resource) error {
+func (cs *ctxState) checkMixed(resources []strategy.Resource) error {
 	var locked, version *strategy.Resource
 	note := func(p *strategy.Resource) {
 		if p.Traits.Excludes {
@@ -144,14 +144,14 @@ func (p *plan) refused(ctx context.Context, k *handle.Handle, err error) {
 // inTransaction reports whether anything is to be locked in the transaction.
 func (p *plan) inTransaction() bool { return len(p.rows)+len(p.slots) > 0 }
 
-// ready prepares what p is taken with, once. pooled: see with.
-func (p *plan) ready(ctx context.Context, s *ctxState, pooled bool) error {
+// prepare prepares what p is taken with, once. pooled: see prepareWith.
+func (p *plan) prepare(ctx context.Context, s *ctxState, pooled bool) error {
 	if p.l != nil {
 		return nil
 	}
 	l, err := locksFor(ctx, s.handle, p.h, false, p.missing...)
 	if err == nil {
-		p.with(s, l, pooled)
+		p.prepareWith(s, l, pooled)
 	}
 	return err
 }
@@ -168,9 +168,9 @@ func locksFor(
 	return l, k.Taken(h.LockContext, onlyElsewhere, resources...)
 }
 
-// with prepares p to be taken with l. The caller's wait begins. pooled: the caller occupies a connection
+// prepareWith prepares p to be taken with l. The caller's wait begins. pooled: the caller occupies a connection
 // of database/sql while it waits.
-func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
+func (p *plan) prepareWith(s *ctxState, l *handle.Locks, pooled bool) {
 	p.l, p.asker, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
 	if p.keeps != nil {
 		p.asker.Keeps = p.keeps
@@ -187,8 +187,8 @@ func (p *plan) with(s *ctxState, l *handle.Locks, pooled bool) {
 	}
 }
 
-// has reports whether the lock that p asks for is held, by the unit of work or by a hold around.
-func (cs *ctxState) has(p strategy.Resource, around []*grant) (bool, error) {
+// holdsAlready reports whether the lock that p asks for is held, by the unit of work or by a hold around.
+func (cs *ctxState) holdsAlready(p strategy.Resource, around []*grant) (bool, error) {
 	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
 	i := slices.IndexFunc(cs.grants.list, keeps)
 	if !p.Traits.Excludes && (i < 0 || cs.grants.list[i].LockContext != p.LockContext) {
@@ -234,7 +234,7 @@ func (cs *ctxState) remembers() bool {
 // caller returns the caller that asks for a lock in cs; cs is nil outside of any lock context. pooled: the
 // caller occupies a connection of database/sql while it waits.
 func (cs *ctxState) caller(pooled bool) handle.Caller {
-	c := handle.Caller{Pooled: pooled, Has: cs.held}
+	c := handle.Caller{Pooled: pooled, Has: cs.heldBy}
 	if cs != nil {
 		c.Asked = &cs.asked
 		if cs.unit != nil {
@@ -244,9 +244,9 @@ func (cs *ctxState) caller(pooled bool) handle.Caller {
 	return c
 }
 
-// held returns what a caller has that waits with ctx in cs: its tickets, and the resources for which others
+// heldBy returns what a caller has that waits with ctx in cs: its tickets, and the resources for which others
 // can ask k, too.
-func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queue.Ticket, resources []strategy.Resource) {
+func (cs *ctxState) heldBy(ctx context.Context, k *handle.Handle) (tickets []*queue.Ticket, resources []strategy.Resource) {
 	var grants []*grant
 	if h, ok := hint.From(ctx); ok {
 		grants = outerGrants(h) // of other handles, too
@@ -273,13 +273,13 @@ func (cs *ctxState) held(ctx context.Context, k *handle.Handle) (tickets []*queu
 	return tickets, resources
 }
 
-// asks returns the caller that asks for a connection under h. pooled is as for caller. blocks: the caller is
+// connCaller returns the caller that asks for a connection under h. pooled is as for caller. blocks: the caller is
 // about to wait for a lock in the server. It is counted for that only if it holds nothing: else a
 // caller that waits there may wait for it.
-func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
+func (cs *ctxState) connCaller(ctx context.Context, h *hint.Hint, pooled, blocks bool) handle.Caller {
 	asker := cs.caller(pooled)
-	if cs.holds(h) {
-		tickets, _ := cs.held(ctx, cs.handle)
+	if cs.holdsAny(h) {
+		tickets, _ := cs.heldBy(ctx, cs.handle)
 		asker.Urgent = slices.ContainsFunc(tickets, (*queue.Ticket).Awaited)
 		blocks = false
 	}
@@ -287,7 +287,7 @@ func (cs *ctxState) asks(ctx context.Context, h *hint.Hint, pooled, blocks bool)
 	return asker
 }
 
-// holds reports whether a caller with h in cs holds something.
-func (cs *ctxState) holds(h *hint.Hint) bool {
+// holdsAny reports whether a caller with h in cs holds something.
+func (cs *ctxState) holdsAny(h *hint.Hint) bool {
 	return cs.unit != nil || len(cs.grants.list) > 0 || len(h.Holds) > 0
 }

@@ -35,29 +35,29 @@ func (c *Conn) runRead(
 			return nil, nil, err
 		}
 	}
-	if err := c.outside(ctx, st.Op(), h); err != nil {
+	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
 	if p.inTransaction() {
-		if err := c.misses(st.Op(), h, st, anew); err != nil {
+		if err := c.checkLeft(st.Op(), h, st, unitToCome); err != nil {
 			return nil, nil, err
 		}
-		u, err := s.open(ctx, p, opening{op: "lock", end: end, with: st})
+		u, err := s.openUnit(ctx, p, opening{op: "lock", end: end, with: st})
 		if err != nil {
 			return nil, nil, err
 		}
 		return c.runIn(ctx, u, st)
 	}
-	if err := c.fit(ctx, st.Op(), h); err != nil {
+	if err := c.checkUsable(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.misses(st.Op(), h, st, nil); err != nil {
+	if err := c.checkLeft(st.Op(), h, st, nil); err != nil {
 		return nil, nil, err
 	}
 	if err := c.readUnder(ctx, end, s, p, st); err != nil {
 		return nil, nil, err
 	}
-	if err := c.needClean(ctx, s, h, c.handle.Wait(h), false); err != nil {
+	if err := c.connectClean(ctx, s, h, c.handle.Wait(h), false); err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if err := c.verify(ctx, s, st); err != nil {
@@ -99,7 +99,7 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 			"nothing would release the lock that this query takes; "+
 				"derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
-	return end, p.ready(ctx, s, true)
+	return end, p.prepare(ctx, s, true)
 }
 
 // readUnder takes the grants that a query asks for. The grants end with end.
@@ -107,11 +107,11 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	if !p.compares && len(p.outside) == 0 {
 		return nil
 	}
-	if err := p.ready(ctx, s, true); err != nil {
+	if err := p.prepare(ctx, s, true); err != nil {
 		return err
 	}
 	if p.compares {
-		if err := c.clean(ctx, p, st.Op()); err != nil {
+		if err := c.checkLevels(ctx, p, st.Op()); err != nil {
 			return err
 		}
 	}
@@ -146,7 +146,7 @@ func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if err := c.needClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
+			if err := c.connectClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
 				return nil, err
 			}
 			if err := c.app.link.AwaitTurn(ctx); err != nil {
@@ -170,10 +170,10 @@ func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool
 // runAlone runs a statement as a unit of work of its own. If the lock context has read under grants
 // before, these stay when the statement fails.
 func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.outside(ctx, st.Op(), h); err != nil {
+	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.misses(st.Op(), h, st, anew); err != nil {
+	if err := c.checkLeft(st.Op(), h, st, unitToCome); err != nil {
 		return nil, nil, err
 	}
 	goesOn := len(s.grants.list) > 0
@@ -182,11 +182,11 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 		return nil, nil, err
 	}
 	st.Last = true
-	u, err := s.open(ctx, p, opening{op: "begin", with: st})
+	u, err := s.openUnit(ctx, p, opening{op: "begin", with: st})
 	if err != nil {
 		return nil, nil, err
 	}
-	u.endsWith(ctx)
+	u.noteEnd(ctx)
 	u.keep = goesOn // also if the statement ends its transaction by an error
 	r, res, err := c.runIn(ctx, u, st)
 	u.keep = goesOn && (err != nil || s.decision.readStands && u.relying.changed == "")
@@ -209,7 +209,7 @@ func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *stat
 // runInTransaction runs a statement in the unit of work of the transaction that is open on the connection.
 // h is nil without a hint.
 func (c *Conn) runInTransaction(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.misses(st.Op(), h, st, u); err != nil {
+	if err := c.checkLeft(st.Op(), h, st, u); err != nil {
 		return nil, nil, err
 	}
 	if h != nil {
@@ -222,10 +222,10 @@ func (c *Conn) runInTransaction(ctx context.Context, u *unit, h *hint.Hint, st *
 
 // runJoined runs a statement in the unit of work that is open in its lock context.
 func (c *Conn) runJoined(ctx context.Context, u *unit, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
-	if err := c.outside(ctx, st.Op(), h); err != nil {
+	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
-	if err := c.misses(st.Op(), h, st, u); err != nil {
+	if err := c.checkLeft(st.Op(), h, st, u); err != nil {
 		return nil, nil, err
 	}
 	if err := u.join(ctx, h); err != nil {

@@ -18,7 +18,7 @@ import (
 func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	op := st.Op()
 	if st.Info.Kind == sqltext.Commits {
-		return nil, nil, u.error(op, u.commits())
+		return nil, nil, u.error(op, u.commitRefused())
 	}
 	if err := u.takeLink(st.Turn(ctx), op); err != nil {
 		return nil, nil, err
@@ -26,7 +26,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	open, release := u.untilClosed(ctx)
 	if len(u.atCommit.doubts) > 0 && !st.LooksBack() {
 		if err := u.resolveDoubts(open, op); err != nil {
-			u.give()
+			u.giveTurn()
 			release()
 			return nil, nil, err
 		}
@@ -44,8 +44,8 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}
 	if err != nil {
 		returned = true
-		err = u.check(ctx, op, u.overtaken(open, err))
-		u.give()
+		err = u.checkAnswer(ctx, op, u.withConflict(open, err))
+		u.giveTurn()
 		release()
 		if r.Fail(err) {
 			return r, nil, nil
@@ -60,13 +60,13 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if u.savepoints.hasOlder {
 		u.savepoints.noteSavepoint(st)
 	}
-	u.ran(st, r, res)
+	u.noteAnswer(st, r, res)
 	returned = true
 	// over ends the statement. Closing streamed rows calls over without the context state's turn.
 	over := func(err error) {
 		u.stream.broken = err
 		u.link.Touch()
-		u.give()
+		u.giveTurn()
 		release()
 	}
 	switch {
@@ -88,7 +88,7 @@ func (u *unit) panicked(op string) {
 	_ = u.link.Close()
 	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
 		"so its connection was closed"))), true)
-	u.give()
+	u.giveTurn()
 }
 
 // overdue returns why the server may have ended the session, and the transaction with it; nil if not.
@@ -112,19 +112,19 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if err := u.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	if !u.past.touched && u.handoff != nil {
-		u.handoff.Used()
+	if !u.past.touched && u.rowLocks.handoff != nil {
+		u.rowLocks.handoff.Used()
 	}
 	u.past.touched = true
 	if u.stream.broken != nil {
 		if u.afterRows(); u.cause != nil {
-			u.give()
+			u.giveTurn()
 			return u.cause
 		}
 	}
 	if err := u.overdue(); err != nil {
 		u.lose(u.error(op, lockerr.With(lockerr.ErrLost, err)), true)
-		u.give()
+		u.giveTurn()
 		return u.cause
 	}
 	return nil
@@ -137,7 +137,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	doubts, err := u.doubtful(ctx, st)
 	u.past.wrote = u.past.wrote || st.MayWrite()
 	if st.Info.Changes == sqltext.MayChange {
-		u.changes(st)
+		u.noteChange(st)
 	}
 	u.past.read, u.past.looked = u.past.read || u.past.looked, false
 	if st.Prepared && err == nil {
@@ -179,7 +179,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []func(context.Context) error, err error) {
 	if st.Info.Calls {
 		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
-		ask = append(ask, u.called)
+		ask = append(ask, u.askAfterCall)
 	}
 	if err == nil && u.savepoints.mayFree(st) {
 		var before string
@@ -205,7 +205,7 @@ func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	}
 	for _, ask := range u.atCommit.doubts {
 		if err := ask(ctx); err != nil {
-			_ = u.check(ctx, op, lockerr.With(lockerr.ErrLost, err))
+			_ = u.checkAnswer(ctx, op, lockerr.With(lockerr.ErrLost, err))
 			return u.cause
 		}
 	}
@@ -213,9 +213,9 @@ func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 	return nil
 }
 
-// called asks what a procedure has done to the transaction. It may have committed, or swallowed a
+// askAfterCall asks what a procedure has done to the transaction. It may have committed, or swallowed a
 // deadlock. In both cases the savepoint from before the call has gone.
-func (u *unit) called(ctx context.Context) error {
+func (u *unit) askAfterCall(ctx context.Context) error {
 	err := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
 	if server.NoSavepoint(err) {
 		return errors.New("the procedure has ended the transaction, and with it the lock")
@@ -223,9 +223,9 @@ func (u *unit) called(ctx context.Context) error {
 	return err
 }
 
-// ran notes what st, which has run well and returned r or res, has changed and read. The server sends no
+// noteAnswer notes what st, which has run well and returned r or res, has changed and read. The server sends no
 // count with the rows of RETURNING: an upsert that changed nothing returns its row all the same.
-func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result) {
+func (u *unit) noteAnswer(st *statement.Statement, r *statement.Rows, res driver.Result) {
 	if st.Info.Changes == sqltext.ChangesCounted {
 		n, err := int64(1), error(nil)
 		if res != nil {
@@ -234,7 +234,7 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 			n = 0
 		}
 		if n != 0 || err != nil {
-			u.changes(st)
+			u.noteChange(st)
 		}
 	}
 	if !st.Reads(r) {
@@ -254,8 +254,8 @@ func (u *unit) ran(st *statement.Statement, r *statement.Rows, res driver.Result
 	noteHolds(st)
 }
 
-// changes notes that st may have changed something.
-func (u *unit) changes(st *statement.Statement) {
+// noteChange notes that st may have changed something.
+func (u *unit) noteChange(st *statement.Statement) {
 	if u.relying.changed != "" {
 		return
 	}
@@ -273,8 +273,8 @@ func (u *unit) changes(st *statement.Statement) {
 	}
 }
 
-// commits returns why a statement that commits is refused.
-func (u *unit) commits() error {
+// commitRefused returns why a statement that commits is refused.
+func (u *unit) commitRefused() error {
 	if len(u.rowLocks.rows) == 0 && len(u.ctxState.grants.list) == 0 && len(u.outer) > 0 {
 		return errUnchecked
 	}
@@ -290,9 +290,9 @@ var errUnchecked = lockerr.With(lockerr.ErrUnsafe, errors.New(
 	"the statement would commit what came before it without a check of the lock; "+
 		"use sql.Tx for transactions, and run DDL outside of them, or without a lock by lockctx.Without"))
 
-// check finds out what a failed statement has done to the transaction, and returns err as the caller gets
+// checkAnswer finds out what a failed statement has done to the transaction, and returns err as the caller gets
 // it. ctx is the caller's. The caller has the connection's turn.
-func (u *unit) check(ctx context.Context, op string, err error) error {
+func (u *unit) checkAnswer(ctx context.Context, op string, err error) error {
 	if server.Number(err) != 0 {
 		u.link.Touch() // the server has answered
 	}
@@ -330,10 +330,10 @@ func gaveUp(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(context.Cause(ctx), lockerr.ErrLost)
 }
 
-// overtaken adds ErrConflict to an error of the server if somebody has committed under a version of the
+// withConflict adds ErrConflict to an error of the server if somebody has committed under a version of the
 // unit meanwhile: the loser of a race to insert a row gets a duplicate key, for example. A unit that has
 // written cannot commit then. Only a failed statement asks.
-func (u *unit) overtaken(ctx context.Context, err error) error {
+func (u *unit) withConflict(ctx context.Context, err error) error {
 	if !u.past.wrote || server.Number(err) == 0 || u.l.Info().EndsTransaction(err) {
 		return err
 	}
@@ -358,11 +358,11 @@ func noRetry(err error) error {
 }
 
 // afterRows looks at the error with which streamed rows have ended: a deadlock among them has rolled the
-// transaction back. The caller has the connection's turn, and has found u.broken set.
+// transaction back. The caller has the connection's turn, and has found u.stream.broken set.
 func (u *unit) afterRows() {
 	err := u.stream.broken
 	u.stream.broken = nil
-	_ = u.check(context.Background(), "query", err)
+	_ = u.checkAnswer(context.Background(), "query", err)
 }
 
 // text runs a statement of the driver's own in the unit.
@@ -370,14 +370,14 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	if err := u.takeLink(ctx, op); err != nil {
 		return err
 	}
-	defer u.give()
+	defer u.giveTurn()
 	open, release := u.untilClosed(ctx)
 	defer release()
 	u.past.read, u.past.looked = u.past.read || u.past.looked, false
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.link.Conn, text); err != nil {
-			err = u.check(ctx, op, err)
+			err = u.checkAnswer(ctx, op, err)
 		} else {
 			u.link.Touch()
 		}

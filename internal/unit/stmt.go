@@ -18,7 +18,7 @@ import (
 // Prepare prepares a statement. To prepare takes no lock: a lock is taken when the statement runs, as the
 // context of that run asks.
 func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
-	skipped := c.skipped != "" && c.skipped == text // the connection has just returned driver.ErrSkip for this text
+	skipped := c.skippedText != "" && c.skippedText == text // the connection has just returned driver.ErrSkip for this text
 	if err := c.enter(ctx, !skipped); err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	if !skipped {
 		s.ofOne = statement.ForOne()
 	}
-	c.skipped = ""
+	c.skippedText = ""
 	kept := c.handle.Bounded() && !skipped && c.handle.RunsTexts() && !s.ofOne
 	if c.unlocked() {
 		if err := s.prepare(ctx, kept); err != nil {
@@ -38,22 +38,22 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 		return s, nil
 	}
 	u := c.tx.u
-	if err := u.ctxState.take(ctx); err != nil {
+	if err := u.ctxState.takeTurn(ctx); err != nil {
 		return nil, err
 	}
-	defer u.ctxState.give()
+	defer u.ctxState.giveTurn()
 	if err := c.tx.usable(); err != nil {
 		return nil, err
 	}
 	if err := u.takeLink(ctx, "prepare"); err != nil {
 		return nil, err
 	}
-	defer u.give()
+	defer u.giveTurn()
 	open, release := u.untilClosed(ctx)
 	defer release()
 	base, err := statementsOf(u.link).prepared(open, u.link.Conn, text, "")
 	if err != nil {
-		return nil, u.check(ctx, "prepare", err)
+		return nil, u.checkAnswer(ctx, "prepare", err)
 	}
 	// The session goes to others when the unit is over, and the statement may serve any transaction, or
 	// none. So it is prepared again where it runs.
@@ -76,7 +76,7 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	if kept {
 		return s.keep(ctx)
 	}
-	if err := s.c.need(ctx); err != nil {
+	if err := s.c.connect(ctx); err != nil {
 		return err
 	}
 	base, err := basedriver.Prepare(ctx, s.c.app.link.Conn, s.text)
@@ -98,7 +98,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 		if !s.c.handle.Apps().Ready() {
 			return nil
 		}
-		err := s.c.needAs(ctx, pool.As{Patience: prepareWait})
+		err := s.c.connectAs(ctx, pool.As{Patience: prepareWait})
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -171,7 +171,7 @@ func (s *Stmt) Exec(ctx context.Context, args []driver.NamedValue) (res driver.R
 			return nil, err
 		}
 		res, err := basedriver.StmtExec(ctx, base, args)
-		return res, s.c.ran(s.text, info, false, err)
+		return res, s.c.noteRun(s.text, info, false, err)
 	}
 	_, res, err = s.run(ctx, args, false)
 	return res, err
@@ -188,7 +188,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 			return nil, err
 		}
 		r, err := basedriver.StmtQuery(ctx, base, args)
-		return r, s.c.ran(s.text, info, true, err)
+		return r, s.c.noteRun(s.text, info, true, err)
 	}
 	r, _, err = s.run(ctx, args, true)
 	return r, err
@@ -197,7 +197,7 @@ func (s *Stmt) Query(ctx context.Context, args []driver.NamedValue) (r driver.Ro
 // direct prepares a statement that needs no lock handling, so that it can run on the connection of its
 // Conn.
 func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, info sqltext.Info, err error) {
-	if info, err = s.c.look(ctx, s.text); err == nil {
+	if info, err = s.c.checkUnhinted(ctx, s.text); err == nil {
 		base, err = s.here(ctx, args)
 	}
 	return base, info, err

@@ -19,18 +19,18 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 	}
 	t := &Tx{inner: inner{opts: opts}, c: c, ctx: ctx, pooled: c.handle.Bounded() && c.tx == nil && statement.Retried(ctx)}
 	if c.direct(ctx) {
-		if err := c.need(ctx); err != nil {
+		if err := c.connect(ctx); err != nil {
 			return nil, err
 		}
 		base, err := basedriver.Begin(ctx, c.app.link.Conn, opts)
 		if err != nil {
-			c.app.texts.ran(beginEffect, false)
+			c.app.texts.noteEffect(beginEffect, false)
 			return nil, err
 		}
 		t.shape, t.base = txPlain, base
-		c.app.texts.begins(opts, false)
+		c.app.texts.beginLevels(opts, false)
 		c.tx = t
-		c.app.texts.ran(beginEffect, true)
+		c.app.texts.noteEffect(beginEffect, true)
 		return t, nil
 	}
 	if err := c.beginLocked(ctx, t, opts); err != nil {
@@ -49,7 +49,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		return &lockerr.Error{Op: "begin", Err: h.Err}
 	}
 	if h != nil && len(h.Holds) > 0 && (h.LockContext != nil || !opts.ReadOnly) {
-		if err := reaches(ctx, c.handle, h); err != nil {
+		if err := checkReachable(ctx, c.handle, h); err != nil {
 			return err
 		}
 	}
@@ -61,34 +61,34 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	if err != nil {
 		return err
 	}
-	defer s.give()
+	defer s.giveTurn()
 	if c.tx != nil {
 		return c.tx.u.nest(ctx, h, &t.inner, opts)
 	}
-	if err := c.outside(ctx, "begin", h); err != nil {
+	if err := c.checkNothingOpen(ctx, "begin", h); err != nil {
 		return err
 	}
 	if u := s.unit; u != nil {
-		if err := c.misses("begin", h, nil, u); err != nil {
+		if err := c.checkLeft("begin", h, nil, u); err != nil {
 			return err
 		}
 		return u.nest(ctx, h, &t.inner, opts)
 	}
-	if err := c.misses("begin", h, nil, anew); err != nil {
+	if err := c.checkLeft("begin", h, nil, unitToCome); err != nil {
 		return err
 	}
 	p, err := s.plan(h)
 	if err != nil {
 		return err
 	}
-	if !s.holds(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
+	if !s.holdsAny(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
 		p.keeps = c.app.link
 	}
-	u, err := s.open(ctx, p, opening{op: "begin", opts: opts})
+	u, err := s.openUnit(ctx, p, opening{op: "begin", opts: opts})
 	if err != nil {
 		return err
 	}
-	u.endsWith(ctx)
+	u.noteEnd(ctx)
 	return u.nest(ctx, h, &t.inner, opts)
 }
 
@@ -100,7 +100,7 @@ func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err er
 	} else {
 		s = ctxStateOf(c.handle, h.LockContext)
 	}
-	if err = s.take(ctx); err != nil {
+	if err = s.takeTurn(ctx); err != nil {
 		return nil, err
 	}
 	if c.tx != nil {
@@ -110,7 +110,7 @@ func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err er
 		err = s.check(h)
 	}
 	if err != nil {
-		s.give()
+		s.giveTurn()
 	}
 	return s, err
 }
@@ -133,12 +133,12 @@ func (t *Tx) locked() bool { return t.shape != txPlain }
 
 // Commit commits the transaction. In a unit of work the outermost Commit gives the lock back.
 func (t *Tx) Commit() error {
-	defer t.over()
+	defer t.releasePooled()
 	return t.end(true)
 }
 
-// over gives the real connection back at the end of a pooled transaction.
-func (t *Tx) over() {
+// releasePooled gives the real connection back at the end of a pooled transaction.
+func (t *Tx) releasePooled() {
 	if t.pooled && t.c.tx == nil {
 		t.c.release()
 	}
@@ -147,7 +147,7 @@ func (t *Tx) over() {
 // Rollback rolls the transaction back. In a unit of work the outermost Rollback gives the lock back. A
 // unit of work that was lost is rolled back already.
 func (t *Tx) Rollback() error {
-	defer t.over()
+	defer t.releasePooled()
 	err := t.end(false)
 	if errors.Is(err, lockerr.ErrLost) {
 		err = nil
@@ -179,14 +179,14 @@ func (t *Tx) end(commit bool) error {
 		}
 		err := end()
 		if t.c.tx == nil && t.c.app.texts.state != sqltext.Idle {
-			t.c.app.texts.ran(endEffect, err == nil)
+			t.c.app.texts.noteEffect(endEffect, err == nil)
 		}
 		return err
 	}
-	_ = t.u.ctxState.take(context.Background())
-	defer t.u.ctxState.give()
+	_ = t.u.ctxState.takeTurn(context.Background())
+	defer t.u.ctxState.giveTurn()
 	if t.u.life.until != nil {
-		t.u.inTime()
+		t.u.finishIfOver()
 	}
 	return t.u.endTx(t.ctx, &t.inner, commit)
 }

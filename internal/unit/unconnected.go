@@ -21,10 +21,10 @@ func Unconnected(ctx context.Context, k *handle.Handle, start time.Time, err err
 		return err
 	}
 	s := ctxStateOf(k, h.LockContext)
-	if !s.tryTake() { // a statement of the lock context has the turn, so it has the lock, or asks for it
+	if !s.tryTakeTurn() { // a statement of the lock context has the turn, so it has the lock, or asks for it
 		return err
 	}
-	defer s.give()
+	defer s.giveTurn()
 	p, planErr := s.plan(h)
 	if planErr != nil || len(p.missing) == 0 {
 		return err

@@ -44,35 +44,35 @@ import (
 // unit is the open transaction of a unit of work, with the locks that it holds. The turn of its context
 // state guards all of it. To use the session takes the connection's own turn, too.
 type unit struct {
-	l        *handle.Locks
-	ctxState *ctxState
-	link     *pool.Conn
-	since    time.Time // when the locks were granted
-	txn      *pool.Txn // the transaction that holds the locks
-	opts     driver.TxOptions
-	limit    time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
-	levels   sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
-	next     func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
-	has      *hint.Hint     // the last hint all of whose locks the unit has
-	outer    []*grant       // grants of the holds around
-	hold     *outerHold     // the hold that ends the unit, in place of a commit in it; nil for none
-	stack    []*inner       // open transactions of the caller, outermost first
+	// The session, and the transaction on it that holds the locks.
+	l      *handle.Locks
+	link   *pool.Conn
+	txn    *pool.Txn
+	opts   driver.TxOptions
+	levels sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
+	since  time.Time      // when the unit began, with its locks granted
+	limit  time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
+	next   func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
 
-	state state
-	cause error // why the unit is lost, or how it ended badly; nil while all is well
-	// givenUp: the end of the caller's own context has cost the connection. That is no loss of the
-	// lock, but statements that come later in the unit get cause.
-	givenUp bool
+	// The lock context and the holds around the unit, and the caller's transactions in it.
+	ctxState *ctxState
+	heldHint *hint.Hint // the last hint all of whose locks the unit has
+	outer    []*grant   // grants of the holds around
+	hold     *outerHold // the hold that ends the unit, in place of a commit in it; nil for none
+	stack    []*inner   // open transactions of the caller, outermost first
+
+	state   state
+	cause   error // why the unit is lost, or how it ended badly; nil while all is well
 	overran error // of a statement that has run well: the end of its context, if that came before the answer
+	givenUp bool  // the end of the caller's own context has cost the connection: no loss of the lock, but later statements get cause
 	keep    bool  // the grants of the unit of work outlive the unit
 
 	rowLocks   rowLocks
-	handoff    *rowlock.Handoff // to the next caller that wants the same key; nil if there can be none
 	savepoints savepoints
 	stream     stream
 	life       lifetime
-	relying    relying // what the transaction means for decisions
 	past       past
+	relying    relying // what the transaction means for decisions
 	atCommit   atCommit
 }
 
@@ -95,7 +95,8 @@ type atCommit struct {
 // rowLocks are the row locks of a unit.
 type rowLocks struct {
 	rows    map[string]*row
-	raises  bool // a commit is to raise the version of at least one row
+	raises  bool             // a commit is to raise the version of at least one row
+	handoff *rowlock.Handoff // to the next caller that wants the same key; nil if there can be none
 	tickets []*queue.Ticket
 	seen    []*handle.Observation
 	leaving time.Time // when giving back began; only set with an observer
@@ -159,14 +160,14 @@ type lifetime struct {
 //	runAlone       the end of its only statement; inPart     COMMIT; or ROLLBACK  as for commitOrKeep; stay if it fails
 //	runDefinition  the check of holds before DDL             COMMIT               it has none
 //	lockRest       a key that is not granted                 ROLLBACK             stay
-//	opener.open    a node that is behind                     ROLLBACK             end
-//	inTime         its context's end; if something is open   COMMIT; or ROLLBACK  end; the lock context, too, unless a hold owns it
+//	opener.begin   a node that is behind                     ROLLBACK             end
+//	finishIfOver   its context's end; if something is open   COMMIT; or ROLLBACK  end; the lock context, too, unless a hold owns it
 //	outlivesHold   the end of a hold around what only reads  ROLLBACK             end
 //	endForClose    the handle's close                        ROLLBACK             end; the lock context, too
 //	lose           a loss                                    ROLLBACK, if it can  end when it ends: see the picture
 //	unfinished     a COMMIT or ROLLBACK that fails           ROLLBACK, if it can  end
 //
-// Grants that holds have joined end with the last of these holds: see ctxState.part. The session goes back to the pool,
+// Grants that holds have joined end with the last of these holds: see ctxState.endJoined. The session goes back to the pool,
 // or with its lock to the next caller. It is closed if the transaction may still be open: see unit.breakLink.
 type state int
 
@@ -191,7 +192,7 @@ const commitLimit = 30 * time.Second
 // newUnit returns the unit that s opens, with the transaction txn on its session.
 func newUnit(s *opener, txn *pool.Txn) *unit {
 	u := &unit{
-		l: s.p.l, has: s.p.h, ctxState: s.ctxState, link: s.link, since: time.Now(), txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
+		l: s.p.l, since: time.Now(), heldHint: s.p.h, ctxState: s.ctxState, link: s.link, txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
 		rowLocks: rowLocks{rows: make(map[string]*row)}, life: lifetime{until: s.end}, outer: s.p.around,
 		relying: relying{allowStale: s.p.h.AllowStale}, past: past{touched: s.last != nil}, atCommit: atCommit{last: s.last},
 	}
@@ -257,9 +258,9 @@ func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
 	return 0, r != nil && !r.Shared
 }
 
-// give ends the turn to use the session. If the unit has ended in this turn, the session goes back to the
+// giveTurn ends the turn to use the session. If the unit has ended in this turn, the session goes back to the
 // pool, or to the next caller.
-func (u *unit) give() {
+func (u *unit) giveTurn() {
 	switch {
 	case u.state != stateEnded:
 		u.link.EndTurn()
@@ -300,7 +301,7 @@ func (u *unit) lose(cause error, gone bool) {
 			g.ended(u.loss())
 		}
 	}
-	u.free()
+	u.freeLocks()
 	u.cancelHolds()
 	// Outside of a transaction, the application would not hear of the loss otherwise.
 	noTransaction := u.life.until != nil && len(u.stack) == 0 && !u.keep
@@ -340,9 +341,9 @@ func (u *unit) kill() {
 	}
 }
 
-// free gives back the tickets and notes of the unit's row locks, so that waiters may try. It does not touch
+// freeLocks gives back the tickets and notes of the unit's row locks, so that waiters may try. It does not touch
 // the caller's transactions.
-func (u *unit) free() {
+func (u *unit) freeLocks() {
 	for _, t := range u.rowLocks.tickets {
 		t.Leave()
 	}
@@ -374,18 +375,18 @@ func (u *unit) detach(grants ...*grant) {
 }
 
 // end takes the unit out of its context state, after its transaction has ended. The caller has the
-// connection's turn, and calls give next.
+// connection's turn, and calls giveTurn next.
 func (u *unit) end() {
 	if u.state == stateEnded {
 		return
 	}
 	u.state = stateEnded
-	u.free()
+	u.freeLocks()
 	for _, r := range u.rowLocks.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
 	}
 	u.l.KeepAlive.Forget(u.link)
-	if u.life.stop != nil { // see live
+	if u.life.stop != nil { // see watchEnd
 		u.life.stop()
 		u.l.Forget(u)
 	}
@@ -439,8 +440,8 @@ func (u *unit) outlivedHold() {
 
 // lostBehind is what the keep-alive calls when it finds the connection lost while no statement runs.
 func (u *unit) lostBehind(cause error) {
-	_ = u.ctxState.take(context.Background())
-	defer u.ctxState.give()
+	_ = u.ctxState.takeTurn(context.Background())
+	defer u.ctxState.giveTurn()
 	u.fail(cause, true)
 }
 
@@ -451,7 +452,7 @@ func (u *unit) fail(cause error, gone bool) {
 	}
 	u.cutStream()
 	_ = u.link.AwaitTurn(context.Background())
-	defer u.give()
+	defer u.giveTurn()
 	var said *lockerr.Error
 	if !errors.As(cause, &said) {
 		cause = u.error("statement", cause)
@@ -462,7 +463,8 @@ func (u *unit) fail(cause error, gone bool) {
 // cutStream closes rows that are still being read, so that the connection can be used.
 func (u *unit) cutStream() {
 	if u.stream.open != nil {
-		_ = u.stream.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, errors.New("the unit of work ended while its rows were being read"))))
+		ended := errors.New("the unit of work ended while its rows were being read")
+		_ = u.stream.open.CutOff(u.error("query", lockerr.With(lockerr.ErrLost, ended)))
 		u.stream.open = nil
 	}
 }
@@ -490,8 +492,8 @@ func (u *unit) error(op string, err error) error {
 	return e
 }
 
-// endsWith notes that the unit ends with ctx, at the latest.
-func (u *unit) endsWith(ctx context.Context) {
+// noteEnd notes that the unit ends with ctx, at the latest.
+func (u *unit) noteEnd(ctx context.Context) {
 	u.life.ends = ctx.Done()
 	for _, r := range u.rowLocks.rows {
 		r.Until(u.life.ends)

@@ -28,46 +28,46 @@ import (
 // What an earlier use has left counts for none of this: no caller can rely on which connection of the pool it
 // gets. There are two exceptions. A transaction that an earlier use has left open counts, since the caller may
 // take statements under the lock for a part of it. And settings count that a query beside its lock depends on.
-// See [Conn.outside] and [Conn.fit].
+// See [Conn.checkNothingOpen] and [Conn.checkUsable].
 type use struct {
-	ran      bool         // a statement has run in this use
+	hasRun   bool         // a statement has run in this use
 	lastUnit *unit        // the unit in which the last statement ran, on another connection; nil if it ran on this connection
-	left     sqltext.Left // what statements have left on this connection
+	leftHere sqltext.Left // what statements have left on this connection
 	setsNext bool         // a statement has said what the next transaction on this connection is to be
-	away     sqltext.Left // what statements have left on other connections
-	awayUnit *unit        // the unit in which they have left it; nil for none
-	tied     bool         // left has, or has had, something
+	leftAway sqltext.Left // what statements have left on other connections
+	leftIn   *unit        // the unit in which they have left it; nil for none
+	everLeft bool         // left has, or has had, something
 }
 
-// anew stands for a unit that is still to begin, on a session.
-var anew = new(unit)
+// unitToCome stands for a unit that is still to begin, on a session.
+var unitToCome = new(unit)
 
-// note notes a statement that has run in the unit ranIn, on another connection; nil if it ran on this connection.
-func (u *use) note(ranIn *unit, text string, info sqltext.Info, query bool, err error) {
-	u.ran, u.lastUnit = true, ranIn
+// noteStatement notes a statement that has run in the unit ranIn, on another connection; nil if it ran on this connection.
+func (u *use) noteStatement(ranIn *unit, text string, info sqltext.Info, query bool, err error) {
+	u.hasRun, u.lastUnit = true, ranIn
 	if !info.Taints && info.Kind != sqltext.Commits { // the statement leaves nothing, and takes nothing away
 		return
 	}
 	if ranIn == nil {
-		u.left.Note(text, info, query, err)
-		u.tied = u.tied || info.Taints
+		u.leftHere.Note(text, info, query, err)
+		u.everLeft = u.everLeft || info.Taints
 		return
 	}
-	u.away.Note(text, info, query, err)
-	if u.awayUnit == nil && (u.away.String() != "" || u.away.UserVariables()) {
-		u.awayUnit = ranIn
+	u.leftAway.Note(text, info, query, err)
+	if u.leftIn == nil && (u.leftAway.String() != "" || u.leftAway.UserVariables()) {
+		u.leftIn = ranIn
 	}
 }
 
 // matters reports whether later statements of the use may depend on earlier ones.
-func (u *use) matters() bool { return u.tied || u.lastUnit != nil || u.awayUnit != nil }
+func (u *use) matters() bool { return u.everLeft || u.lastUnit != nil || u.leftIn != nil }
 
 // newUse begins a new use of the connection.
 func (c *Conn) newUse() { c.use = use{} }
 
-// missed returns, for errors, what in left a statement would lack on another connection; "" for nothing.
+// lacking returns, for errors, what in left a statement would lack on another connection; "" for nothing.
 // st is nil for BEGIN.
-func missed(left *sqltext.Left, st *statement.Statement) string {
+func lacking(left *sqltext.Left, st *statement.Statement) string {
 	if text := left.String(); text != "" {
 		return "an earlier statement (" + text + ") has left something"
 	}
@@ -77,14 +77,14 @@ func missed(left *sqltext.Left, st *statement.Statement) string {
 	return ""
 }
 
-// misses returns an error if st must not run in the unit target, on another connection, or on this connection if target is
+// checkLeft returns an error if st must not run in the unit target, on another connection, or on this connection if target is
 // nil: an earlier statement of the use has left something that st would lack there. st is nil for BEGIN, h
 // without a hint.
-func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *unit) error {
+func (c *Conn) checkLeft(op string, h *hint.Hint, st *statement.Statement, target *unit) error {
 	refuse := func(format string, args ...any) error {
 		err := lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(format, args...))
 		switch {
-		case target != nil && target != anew:
+		case target != nil && target != unitToCome:
 			return target.error(op, err)
 		case h == nil:
 			return &lockerr.Error{Op: op, Err: err}
@@ -92,8 +92,8 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *
 		return c.handle.Error(op, h, err)
 	}
 	if target != nil || h != nil && c.tx == nil {
-		left := missed(&c.use.left, st)
-		if left == "" && target == anew && c.use.setsNext && c.app.texts.next != 0 {
+		left := lacking(&c.use.leftHere, st)
+		if left == "" && target == unitToCome && c.use.setsNext && c.app.texts.next != 0 {
 			left = "an earlier statement (SET TRANSACTION) has left something"
 		}
 		if left != "" {
@@ -102,13 +102,13 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *
 				"or ask for the lock over another connection", left)
 		}
 	}
-	if c.use.awayUnit != nil && c.use.awayUnit != target {
-		if left := missed(&c.use.away, st); left != "" {
+	if c.use.leftIn != nil && c.use.leftIn != target {
+		if left := lacking(&c.use.leftAway, st); left != "" {
 			return refuse("%s on the connection of the lock that it ran under, and this one runs on another; "+
 				"run both in one transaction, or in one mysqllock.Do", left)
 		}
 	}
-	if st != nil && c.use.ran && c.use.lastUnit != target && st.Recalls() {
+	if st != nil && c.use.hasRun && c.use.lastUnit != target && st.Recalls() {
 		return refuse("the statement asks for what the one before it has left (LAST_INSERT_ID and the like), " +
 			"and that ran on another connection; " +
 			"use its sql.Result, or run both in one transaction, or in one mysqllock.Do")
@@ -119,6 +119,6 @@ func (c *Conn) misses(op string, h *hint.Hint, st *statement.Statement, target *
 // runIn runs a statement that came over this connection in a unit of work.
 func (c *Conn) runIn(ctx context.Context, u *unit, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	r, res, err := u.run(ctx, st)
-	c.use.note(u, st.Text, st.Info, st.Query, err)
+	c.use.noteStatement(u, st.Text, st.Info, st.Query, err)
 	return r, res, err
 }
