@@ -41,7 +41,7 @@ func (h *Handle) App(ctx context.Context, asker Caller, wait time.Duration) (*po
 // as long as it needs the session.
 func (h *Handle) Session(ctx context.Context, l *Locks, asker Caller, wait time.Duration) (*pool.Conn, error) {
 	asker.Pooled = asker.Pooled && !asker.Beside && !l.sessions.Ready()
-	ctx, done, err := h.waiting(ctx, asker, Sought{})
+	ctx, done, err := h.beginWait(ctx, asker, Sought{})
 	if err != nil {
 		return nil, err
 	}

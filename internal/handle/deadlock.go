@@ -13,21 +13,21 @@ import (
 	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
-// name returns a name for the row of p that all processes share. It differs from the names of the same key
+// name returns a name for the row of resource that all processes share. It differs from the names of the same key
 // of another kind, or in another lock table.
-func (l *Locks) name(p strategy.Resource) string {
-	if !p.Traits.Table {
-		return p.Strategy + p.Row
+func (l *Locks) name(resource strategy.Resource) string {
+	if !resource.Traits.Table {
+		return resource.Strategy + resource.Row
 	}
-	return l.table.String() + p.Row
+	return l.table.String() + resource.Row
 }
 
 // held returns the names of the resources that a caller has, without slots: another holder can give a slot
 // back.
 func (l *Locks) held(resources []strategy.Resource) (names []string) {
-	for _, p := range resources {
-		if p.Slots == 0 {
-			names = append(names, l.name(p))
+	for _, resource := range resources {
+		if resource.Slots == 0 {
+			names = append(names, l.name(resource))
 		}
 	}
 	return names
@@ -51,9 +51,9 @@ const (
 func (l *Locks) watchCircles(ctx context.Context, held []string, wanted []strategy.Resource, end func(error)) {
 	var show, look []string
 	for _, has := range held {
-		for _, p := range wanted {
-			switch name := l.name(p); {
-			case p.Slots > 0 || name == has || len(show)+len(look) >= mostPairs:
+		for _, resource := range wanted {
+			switch name := l.name(resource); {
+			case resource.Slots > 0 || name == has || len(show)+len(look) >= mostPairs:
 			case has < name:
 				show = append(show, lockname.OfWait(l.namespace, has, name))
 			default:

@@ -121,15 +121,15 @@ type Handle struct {
 }
 
 // New returns a handle, which must be closed. New connects to nothing.
-func New(c Connectors, s Settings) *Handle {
+func New(c Connectors, settings Settings) *Handle {
 	ctx, stop := context.WithCancel(context.Background())
-	h := &Handle{connectors: c, Settings: s, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
+	h := &Handle{connectors: c, Settings: settings, ctx: ctx, stop: stop, asking: make(chan struct{}, 1)}
 	h.StarvationGuard.met = h.boundMet
-	if s.MaxConns > 0 {
+	if settings.MaxConns > 0 {
 		h.sampling = make(chan struct{}, 1)
-		h.conns = pool.NewBudget(s.MaxConns, reservedConns(s.MaxConns), lockKinds)
+		h.conns = pool.NewBudget(settings.MaxConns, reservedConns(settings.MaxConns), lockKinds)
 		h.endKills = h.conns.KillClosed(h.killing())
-		h.apps = pool.New(pool.Config{Connect: c.App.Connect, Max: s.MaxConns, Budget: h.conns, Bare: true})
+		h.apps = pool.New(pool.Config{Connect: c.App.Connect, Max: settings.MaxConns, Budget: h.conns, Bare: true})
 	}
 	return h
 }

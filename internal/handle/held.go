@@ -49,16 +49,16 @@ type holdings struct {
 
 type holdingsKey struct{}
 
-func holdingsOf(s *hint.LockContext) *holdings {
-	return s.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
+func holdingsOf(lockCtx *hint.LockContext) *holdings {
+	return lockCtx.State(holdingsKey{}, func() any { return new(holdings) }).(*holdings)
 }
 
-// Enter notes that a unit of work has p until Leave. apart: the lock is held beside the connections of
+// Enter notes that a unit of work has resource until Leave. apart: the lock is held beside the connections of
 // database/sql.
-func (h *Handle) Enter(p strategy.Resource, apart bool) *Held {
-	held := h.enter(&Held{Resource: p, k: h, lockCtx: p.LockContext, apart: apart})
-	if p.LockContext != nil {
-		all := holdingsOf(p.LockContext)
+func (h *Handle) Enter(resource strategy.Resource, apart bool) *Held {
+	held := h.enter(&Held{Resource: resource, k: h, lockCtx: resource.LockContext, apart: apart})
+	if resource.LockContext != nil {
+		all := holdingsOf(resource.LockContext)
 		all.mu.Lock()
 		defer all.mu.Unlock()
 		all.held = append(all.held, held)
@@ -67,8 +67,8 @@ func (h *Handle) Enter(p strategy.Resource, apart bool) *Held {
 }
 
 // EnterHold is Enter for a hold that was taken in lockCtx; lockCtx is nil outside of any.
-func (h *Handle) EnterHold(p strategy.Resource, lockCtx *hint.LockContext) *Held {
-	return h.enter(&Held{Resource: p, k: h, lockCtx: lockCtx, apart: true})
+func (h *Handle) EnterHold(resource strategy.Resource, lockCtx *hint.LockContext) *Held {
+	return h.enter(&Held{Resource: resource, k: h, lockCtx: lockCtx, apart: true})
 }
 
 func (h *Handle) enter(held *Held) *Held {
@@ -157,12 +157,12 @@ func (h *Handle) Recognised(err error, lockCtx *hint.LockContext, resources ...s
 	}
 	h.held.mu.Lock()
 	defer h.held.mu.Unlock()
-	for _, p := range resources {
-		space := p.Space()
-		if p.Traits.Table && !p.Traits.Excludes {
+	for _, resource := range resources {
+		space := resource.Space()
+		if resource.Traits.Table && !resource.Traits.Excludes {
 			space = strategy.Rows // a version waits for strategies that exclude
 		}
-		for _, held := range h.held.byRow[p.Row] {
+		for _, held := range h.held.byRow[resource.Row] {
 			if held.Space() != space || held.Shared && e.Holder.Program != h.Settings.Owner {
 				continue
 			}
@@ -243,9 +243,9 @@ func (h *Handle) AwaitEnding(ctx context.Context, resources []strategy.Resource)
 func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	for _, p := range resources {
-		for _, h := range hl.byRow[p.Row] {
-			if h.Traits.Table != p.Traits.Table { // in the table, row locks and leases exclude each other
+	for _, resource := range resources {
+		for _, h := range hl.byRow[resource.Row] {
+			if h.Traits.Table != resource.Traits.Table { // in the table, row locks and leases exclude each other
 				continue
 			}
 			select {
@@ -262,59 +262,59 @@ func (hl *heldLocks) ending(resources []strategy.Resource) <-chan struct{} {
 	return nil
 }
 
-// HeldElsewhere reports whether units of work of the lock context s hold something through other handles.
-func (h *Handle) HeldElsewhere(s *hint.LockContext) bool {
-	return h.elsewhere(s, func(*Held) bool { return true })
+// HeldElsewhere reports whether units of work of the lock context lockCtx hold something through other handles.
+func (h *Handle) HeldElsewhere(lockCtx *hint.LockContext) bool {
+	return h.elsewhere(lockCtx, func(*Held) bool { return true })
 }
 
 // Read notes that a query has returned data in a transaction, or hold, that has h.
 func (h *Held) Read() { h.read.Store(true) }
 
-// ReadElsewhere reports whether the lock context s has read under a version of another handle, in a
+// ReadElsewhere reports whether the lock context lockCtx has read under a version of another handle, in a
 // transaction or hold that is still open. A version keeps nobody out, and is not compared if the decision is
 // written through this handle.
-func (h *Handle) ReadElsewhere(s *hint.LockContext) bool {
-	return h.elsewhere(s, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
+func (h *Handle) ReadElsewhere(lockCtx *hint.LockContext) bool {
+	return h.elsewhere(lockCtx, func(held *Held) bool { return !held.Traits.Excludes && held.read.Load() })
 }
 
-// elsewhere reports whether matches is true of something that the lock context s has through another handle.
-func (h *Handle) elsewhere(s *hint.LockContext, matches func(*Held) bool) bool {
-	if s == nil {
+// elsewhere reports whether matches is true of something that the lock context lockCtx has through another handle.
+func (h *Handle) elsewhere(lockCtx *hint.LockContext, matches func(*Held) bool) bool {
+	if lockCtx == nil {
 		return false
 	}
-	all := holdingsOf(s)
+	all := holdingsOf(lockCtx)
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	return slices.ContainsFunc(all.held, func(held *Held) bool { return held.k != h && matches(held) })
 }
 
 // Taken returns an error if another unit of work has one of resources because a statement with the same lock
-// context s has asked for it there: through another handle, or in another transaction of this handle. With
+// context lockCtx has asked for it there: through another handle, or in another transaction of this handle. With
 // onlyElsewhere Taken looks for other handles alone.
 //
 // To wait for such a resource would often be to wait for oneself. And a version that is remembered anew is not
 // the version under which the lock context may have read.
-func (h *Handle) Taken(s *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
-	if s == nil || len(resources) == 0 {
+func (h *Handle) Taken(lockCtx *hint.LockContext, onlyElsewhere bool, resources ...strategy.Resource) error {
+	if lockCtx == nil || len(resources) == 0 {
 		return nil
 	}
-	all := holdingsOf(s)
+	all := holdingsOf(lockCtx)
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for _, held := range all.held {
-		for _, p := range resources {
+		for _, resource := range resources {
 			why := ""
 			switch {
-			case !held.SameAs(p):
-			case held.k != h && held.k.Shares(h, p.Strategy):
+			case !held.SameAs(resource):
+			case held.k != h && held.k.Shares(h, resource.Strategy):
 				why = "this lock context of this process already holds the key through another database handle," +
 					" and this statement would not be part of that transaction; use that handle, or lockctx.Without"
-			case held.k == h && !onlyElsewhere && p.Slots == 0 && (!held.Shared || !p.Shared):
+			case held.k == h && !onlyElsewhere && resource.Slots == 0 && (!held.Shared || !resource.Shared):
 				why = "this lock context has asked for the key in another transaction of this process," +
 					" of which this statement would not be part; use that transaction, or end it first"
 			}
 			if why != "" {
-				return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}
+				return &lockerr.Error{Op: "lock", Key: resource.Key, Strategy: resource.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(why))}
 			}
 		}
 	}

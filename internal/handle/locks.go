@@ -256,11 +256,11 @@ func (l *Locks) keep(keeps bool) {
 // control returns how control connections are opened. A DDL or insert that is blocked must not occupy one for
 // long. And the locks of one must not stay when this program vanishes.
 func (h *Handle) control() pool.Config {
-	s := h.Settings
+	settings := h.Settings
 	return pool.Config{
-		Connect: h.connectors.Control.Connect, Idle: s.TTL / 2,
+		Connect: h.connectors.Control.Connect, Idle: settings.TTL / 2,
 		Setup: fmt.Sprintf("SET "+server.Pin+" autocommit = 1, %s, innodb_lock_wait_timeout = 5, lock_wait_timeout = 2, wait_timeout = %d",
-			server.OwnSettings, int(s.TTL/time.Second)),
+			server.OwnSettings, int(settings.TTL/time.Second)),
 	}
 }
 
@@ -402,15 +402,15 @@ func (h *Handle) makeStrategies(l *Locks, info server.Info) {
 // Info returns what the server has told about itself.
 func (l *Locks) Info() server.Info { return l.RowLocks.Info() }
 
-// By returns the strategy that keeps p outside of transactions.
-func (l *Locks) By(p strategy.Resource) strategy.Strategy { return l.kept[p.Strategy] }
+// By returns the strategy that keeps resource outside of transactions.
+func (l *Locks) By(resource strategy.Resource) strategy.Strategy { return l.kept[resource.Strategy] }
 
-// queueOf returns the queue in which the handle's callers queue up for p.
-func (l *Locks) queueOf(p strategy.Resource) *queue.Queue {
-	if p.Traits.Table {
+// queueOf returns the queue in which the handle's callers queue up for resource.
+func (l *Locks) queueOf(resource strategy.Resource) *queue.Queue {
+	if resource.Traits.Table {
 		return l.queue
 	}
-	return l.queues[p.Strategy]
+	return l.queues[resource.Strategy]
 }
 
 // Claim notes in the queue for rows that resources are locked by a caller that has not queued up for them.

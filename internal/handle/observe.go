@@ -92,9 +92,9 @@ func (h *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 		o.after = h.Settings.LongHold
 	}
 	o.event = Event{Strategy: resources[0].Strategy, Shared: true, Leadership: leads, Start: time.Now()}
-	for _, p := range resources {
-		o.event.Keys = append(append(o.event.Keys, p.Key), p.Also...)
-		o.event.Shared = o.event.Shared && p.Shared
+	for _, resource := range resources {
+		o.event.Keys = append(append(o.event.Keys, resource.Key), resource.Also...)
+		o.event.Shared = o.event.Shared && resource.Shared
 	}
 	if asking := h.Settings.Asking; asking != nil {
 		o.ctx = asking(ctx, o.event)
@@ -113,9 +113,9 @@ func (h *Handle) Observe(ctx context.Context, resources ...strategy.Resource) (*
 // before the server or a queue was asked.
 func (h *Handle) Refused(ctx context.Context, start time.Time, err error, resources ...strategy.Resource) {
 	for len(resources) > 0 {
-		other := func(p strategy.Resource) bool { return p.Strategy != resources[0].Strategy }
+		other := func(resource strategy.Resource) bool { return resource.Strategy != resources[0].Strategy }
 		same := slices.DeleteFunc(slices.Clone(resources), other)
-		resources = slices.DeleteFunc(slices.Clone(resources), func(p strategy.Resource) bool { return !other(p) })
+		resources = slices.DeleteFunc(slices.Clone(resources), func(resource strategy.Resource) bool { return !other(resource) })
 		seen, _ := h.Observe(ctx, same...)
 		seen.event.Start = start
 		seen.Answered(nil, nil, 0, err)
@@ -165,7 +165,7 @@ func Committing(resources []strategy.Resource, all []*Observation) context.Conte
 	if len(resources) == 0 {
 		return ctx
 	}
-	return purpose.With(ctx, purpose.Fence, resources[0].Strategy, resources, func(p strategy.Resource) string { return p.Row })
+	return purpose.With(ctx, purpose.Fence, resources[0].Strategy, resources, func(resource strategy.Resource) string { return resource.Row })
 }
 
 // Answered notes whether the locks of o were granted, for the observer: to which connection and which place in

@@ -33,12 +33,12 @@ func traitsOf(name string) strategy.Traits {
 func (h *Handle) Resources(hinted *hint.Hint) ([]strategy.Resource, error) {
 	resources := make([]strategy.Resource, len(hinted.Locks))
 	for i, lock := range hinted.Locks {
-		p, err := h.Resource(lock)
+		resource, err := h.Resource(lock)
 		if err != nil {
 			return nil, err
 		}
-		p.LockContext = hinted.LockContext
-		resources[i] = p
+		resource.LockContext = hinted.LockContext
+		resources[i] = resource
 	}
 	return strategy.Merge(resources), nil
 }
@@ -66,15 +66,15 @@ func (h *Handle) Resource(lock hint.Lock) (strategy.Resource, error) {
 		}
 	}
 	lock.Kind = h.kind(lock.Kind)
-	p := strategy.Resource{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
+	resource := strategy.Resource{Lock: lock, Traits: traitsOf(lock.Strategy), Row: lock.Key}
 	switch {
-	case !p.Traits.Table:
+	case !resource.Traits.Table:
 	case h.Settings.Stripes > 0:
-		p.Row = keyrow.Stripe(lock.Key, h.Settings.Stripes)
+		resource.Row = keyrow.Stripe(lock.Key, h.Settings.Stripes)
 	default:
-		p.Row = keyrow.Name(lock.Key)
+		resource.Row = keyrow.Name(lock.Key)
 	}
-	return p, nil
+	return resource, nil
 }
 
 // Strategy returns the strategy of the innermost With, for errors.

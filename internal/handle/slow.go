@@ -99,11 +99,11 @@ func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 	if l == nil {
 		return nil, nil
 	}
-	for _, p := range resources {
-		holder, keeper := l.queueOf(p).HolderOf(QueueKeys([]strategy.Resource{p})[0]) // in this process
+	for _, resource := range resources {
+		holder, keeper := l.queueOf(resource).HolderOf(QueueKeys([]strategy.Resource{resource})[0]) // in this process
 		if holder == nil {
-			holder = l.holder(ctx, p)
-			leased := p.Traits.Table && p.Traits.Excludes && !p.Traits.Inside
+			holder = l.holder(ctx, resource)
+			leased := resource.Traits.Table && resource.Traits.Excludes && !resource.Traits.Inside
 			if holder != nil && leased && holder.ConnectionID != 0 && holder.Program == h.Settings.Owner {
 				holder = nil // a statement of ours that takes the lease locks its row for a moment
 			}
@@ -117,17 +117,17 @@ func (h *Handle) holder(ctx context.Context, resources []strategy.Resource) (*lo
 	return nil, nil
 }
 
-// holder asks the server who has p; nil if it does not know.
-func (l *Locks) holder(ctx context.Context, p strategy.Resource) *lockerr.Holder {
-	rows := []string{p.Row}
-	if p.Slots > 0 {
-		rows = p.SlotRows()
+// holder asks the server who has resource; nil if it does not know.
+func (l *Locks) holder(ctx context.Context, resource strategy.Resource) *lockerr.Holder {
+	rows := []string{resource.Row}
+	if resource.Slots > 0 {
+		rows = resource.SlotRows()
 	}
 	switch {
-	case !p.Traits.Table:
-		return l.By(p).Holder(ctx, p.Row)
-	case p.Slots == 0:
-		if h := l.leases.Holder(ctx, p.Row); h != nil { // rows wait for leases
+	case !resource.Traits.Table:
+		return l.By(resource).Holder(ctx, resource.Row)
+	case resource.Slots == 0:
+		if h := l.leases.Holder(ctx, resource.Row); h != nil { // rows wait for leases
 			return h
 		}
 	}

@@ -27,20 +27,20 @@ type Caller struct {
 	Has func(context.Context, *Handle) ([]*queue.Ticket, []strategy.Resource)
 }
 
-// waiting counts a caller that waits from now on, until done. It returns a context that also ends when the
-// handle is closed.
-func (h *Handle) waiting(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
-	ctx, leave, err := h.counted(ctx, asker, sought)
-	if err != nil {
-		return nil, nil, err
+// beginWait notes that asker waits for sought from now on, until done. The context that it returns ends with ctx, with a
+// circle of waits, and when the handle is closed, unless the strategy ends the wait by itself then.
+func (h *Handle) beginWait(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
+	ctx, leave, err := h.noteWait(ctx, asker, sought)
+	if err != nil || sought.hearsClose() {
+		return ctx, leave, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(h.ctx, func() { cancel(lockerr.ErrClosed) })
 	return ctx, func() { stop(); cancel(nil); leave() }, nil
 }
 
-// counted is waiting for a caller that is told by other means that the handle is closed.
-func (h *Handle) counted(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
+// noteWait is beginWait without the end of the handle.
+func (h *Handle) noteWait(ctx context.Context, asker Caller, sought Sought) (_ context.Context, done func(), err error) {
 	waits := func() {}
 	if sought.queue != nil {
 		tickets, has := asker.Has(ctx, h)
@@ -120,11 +120,7 @@ func (b Budget) Left() time.Duration {
 
 // WaitingFor returns the function that asker calls before it waits for sought.
 func (h *Handle) WaitingFor(asker Caller, sought Sought) strategy.Waiting {
-	wait := h.waiting
-	if len(sought.resources) > 0 && sought.resources[0].Traits.HearsClose {
-		wait = h.counted
-	}
-	return func(ctx context.Context) (context.Context, func(), error) { return wait(ctx, asker, sought) }
+	return func(ctx context.Context) (context.Context, func(), error) { return h.beginWait(ctx, asker, sought) }
 }
 
 // Sought is what a caller waits for: rows of the table, or advisory locks. It knows where the callers of this
@@ -135,20 +131,23 @@ type Sought struct {
 	resources []strategy.Resource
 }
 
+// hearsClose reports whether the wait ends by itself when the handle is closed.
+func (s Sought) hearsClose() bool { return len(s.resources) > 0 && s.resources[0].Traits.HearsClose }
+
 // Sought returns what a caller waits for that asks for resources of one strategy. For slots it has no queue,
 // since no single holder of a slot is in the way.
 func (l *Locks) Sought(resources ...strategy.Resource) Sought {
-	s := Sought{l: l, resources: resources}
+	sought := Sought{l: l, resources: resources}
 	if resources[0].Slots == 0 {
-		s.queue = l.queueOf(resources[0])
+		sought.queue = l.queueOf(resources[0])
 	}
-	return s
+	return sought
 }
 
 // QueueKeys returns the keys by which callers queue up for resources.
 func QueueKeys(resources []strategy.Resource) (out []queue.Key) {
-	for _, p := range resources {
-		out = append(out, queue.Key{Name: p.Row, Shared: p.Shared, Slots: p.Slots})
+	for _, resource := range resources {
+		out = append(out, queue.Key{Name: resource.Row, Shared: resource.Shared, Slots: resource.Slots})
 	}
 	return out
 }

@@ -216,8 +216,8 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 		}
 		return []strategy.Grant{s}, nil
 	}
-	p := r.Resources[0]
-	ask := leaseOn(p, p.Row, r.Wait, r.Wants, r.Lost)
+	resource := r.Resources[0]
+	ask := leaseOn(resource, resource.Row, r.Wait, r.Wants, r.Lost)
 	ask.Lends = r.Lends
 	held, err := l.Acquire(ctx, ask)
 	if err != nil {
@@ -226,10 +226,10 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 	return []strategy.Grant{held}, nil
 }
 
-// leaseOn returns a request for a lease on row, as the resource p asks for it.
-func leaseOn(p strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
+// leaseOn returns a request for a lease on row, as the resource resource asks for it.
+func leaseOn(resource strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
 	return Request{
-		Key: row, TTL: p.TTL, MinHold: p.MinHold, MaxHold: p.MaxHold, Wait: wait, Waiting: waiting,
+		Key: row, TTL: resource.TTL, MinHold: resource.MinHold, MaxHold: resource.MaxHold, Wait: wait, Waiting: waiting,
 		Lost: func(error) { lost() },
 	}
 }

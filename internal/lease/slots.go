@@ -34,16 +34,16 @@ func (s *Slot) Release() error {
 // acquireSlot takes a lease on one of the rows of the resource. At most as many callers of this process as there are slots try
 // at the same time.
 func (l *Locker) acquireSlot(ctx context.Context, r strategy.Request) (_ *Slot, err error) {
-	p := r.Resources[0]
+	resource := r.Resources[0]
 	a := &slotAttempt{
-		Attempt: strategy.Attempt{Key: p.Key, Wait: r.Wait, Waiting: r.Wants, Short: l.short, Start: time.Now(), Once: true},
-		l:       l, p: p, rows: p.SlotRows(), ctx: ctx,
+		Attempt: strategy.Attempt{Key: resource.Key, Wait: r.Wait, Waiting: r.Wants, Short: l.short, Start: time.Now(), Once: true},
+		l:       l, p: resource, rows: resource.SlotRows(), ctx: ctx,
 	}
 	defer a.Finish()
 	if err := l.cfg.Rows.Exist(ctx, slices.Sorted(slices.Values(a.rows))); err != nil {
 		return nil, a.explain(err)
 	}
-	if err := a.Enqueue(ctx, l.cfg.Queue, []queue.Key{{Name: p.Row, Slots: p.Slots}}, nil, nil); err != nil {
+	if err := a.Enqueue(ctx, l.cfg.Queue, []queue.Key{{Name: resource.Row, Slots: resource.Slots}}, nil, nil); err != nil {
 		return nil, a.explain(err)
 	}
 	ticket := a.Ticket

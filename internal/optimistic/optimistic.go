@@ -86,13 +86,13 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) (versions []strat
 	versions = make([]strategy.Grant, len(r.Resources))
 	ask := Request{Wait: r.Wait, Waiting: r.Wants, Lends: r.Lends}
 	var unread []int
-	for i, p := range r.Resources {
-		if p.Version != 0 {
-			versions[i] = l.Given(p.Row, p.Version)
+	for i, resource := range r.Resources {
+		if resource.Version != 0 {
+			versions[i] = l.Given(resource.Row, resource.Version)
 			continue
 		}
 		unread = append(unread, i)
-		ask.Keys = append(ask.Keys, p.Row)
+		ask.Keys = append(ask.Keys, resource.Row)
 	}
 	if len(unread) == 0 {
 		return versions, nil

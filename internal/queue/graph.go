@@ -99,12 +99,12 @@ func (w *Wanted) keeps(t *Ticket) bool { return t == w.own || slices.Contains(w.
 func (w *Wanted) inTheWay() (tickets []*Ticket) {
 	w.Queue.mu.Lock()
 	defer w.Queue.mu.Unlock()
-	for _, e := range w.Keys[w.inFrontOf:] {
-		if e.Slots > 0 {
+	for _, key := range w.Keys[w.inFrontOf:] {
+		if key.Slots > 0 {
 			continue
 		}
-		kq := w.Queue.queues[e.name()]
-		alone := !e.Shared || kq != nil && !kq.isShared()
+		kq := w.Queue.queues[key.name()]
+		alone := !key.Shared || kq != nil && !kq.isShared()
 		if kq != nil {
 			for _, t := range kq.front {
 				if t != w.own && (alone || t.holder == nil) {
@@ -112,7 +112,7 @@ func (w *Wanted) inTheWay() (tickets []*Ticket) {
 				}
 			}
 		}
-		for _, t := range w.Queue.claims[e.Name] {
+		for _, t := range w.Queue.claims[key.Name] {
 			if alone || !t.shared {
 				tickets = append(tickets, t)
 			}
@@ -143,13 +143,13 @@ func (q *Queue) Claim(keys []Key) *Ticket {
 		q.claims = make(map[string][]*Ticket)
 	}
 	t := q.ticket()
-	for _, e := range keys {
-		if e.Slots > 0 {
+	for _, key := range keys {
+		if key.Slots > 0 {
 			continue
 		}
-		t.shared = t.shared || e.Shared
-		t.claims = append(t.claims, e.Name)
-		q.claims[e.Name] = append(q.claims[e.Name], t)
+		t.shared = t.shared || key.Shared
+		t.claims = append(t.claims, key.Name)
+		q.claims[key.Name] = append(q.claims[key.Name], t)
 	}
 	return t
 }

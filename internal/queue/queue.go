@@ -182,17 +182,17 @@ func (q *Queue) ticket() *Ticket {
 func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, e := range keys {
-		kq := q.queues[e.name()]
-		if free := kq == nil || kq.admitsAtOnce(e) || passing && e.Shared && kq.isShared(); !free {
+	for _, key := range keys {
+		kq := q.queues[key.name()]
+		if free := kq == nil || kq.admitsAtOnce(key) || passing && key.Shared && kq.isShared(); !free {
 			holder, _ := kq.holder()
 			return nil, holder, false
 		}
 	}
 	t = q.ticket()
 	t.passing = passing
-	for _, e := range keys {
-		q.admit(t, e)
+	for _, key := range keys {
+		q.admit(t, key)
 	}
 	return t, nil, true
 }
@@ -239,10 +239,10 @@ type InFront struct {
 // identifies whose holders may: they pass the same value to Handoff. nil is for none.
 func (q *Queue) Enter(ctx context.Context, keys []Key, giver any, ends Ends) (*Ticket, error) {
 	t := q.ticket()
-	for i, e := range keys {
+	for i, key := range keys {
 		err := ErrDeadlock
 		if i == 0 || !stuck(ctx, t, i) {
-			err = q.enter(ctx, t, e, giver, ends)
+			err = q.enter(ctx, t, key, giver, ends)
 		}
 		if err != nil {
 			t.Leave()
@@ -253,16 +253,16 @@ func (q *Queue) Enter(ctx context.Context, keys []Key, giver any, ends Ends) (*T
 }
 
 // enter waits until t has come to the front of one queue. If the wait ends before, it returns why.
-func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends Ends) (err error) {
+func (q *Queue) enter(ctx context.Context, t *Ticket, key Key, giver any, ends Ends) (err error) {
 	q.mu.Lock()
-	kq := q.queues[e.name()]
-	if kq == nil || kq.admitsAtOnce(e) {
-		q.admit(t, e)
+	kq := q.queues[key.name()]
+	if kq == nil || kq.admitsAtOnce(key) {
+		q.admit(t, key)
 		q.mu.Unlock()
 		return nil
 	}
 	came := time.Now()
-	w := &waiter{ticket: t, key: e, giver: giver, front: make(chan struct{})}
+	w := &waiter{ticket: t, key: key, giver: giver, front: make(chan struct{})}
 	w.ends, _ = ctx.Deadline()
 	for _, end := range []time.Time{w.ends, ends.At} {
 		if end.IsZero() {
@@ -333,14 +333,14 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, e Key, giver any, ends End
 }
 
 // admitsAtOnce reports whether a new caller can come to the front at once.
-func (kq *keyQueue) admitsAtOnce(e Key) bool { return kq.waiting.Len() == 0 && kq.admits(e) }
+func (kq *keyQueue) admitsAtOnce(key Key) bool { return kq.waiting.Len() == 0 && kq.admits(key) }
 
 // admits reports whether the first waiter can come to the front.
-func (kq *keyQueue) admits(e Key) bool {
-	if e.Slots > 0 {
-		return len(kq.front) < e.Slots
+func (kq *keyQueue) admits(key Key) bool {
+	if key.Slots > 0 {
+		return len(kq.front) < key.Slots
 	}
-	return len(kq.front) == 0 || e.Shared && kq.shared && kq.pending == 0
+	return len(kq.front) == 0 || key.Shared && kq.shared && kq.pending == 0
 }
 
 // grace is how long a waiter whose wait is over still waits until the callers in front are told whether somebody has
@@ -372,12 +372,12 @@ func (kq *keyQueue) noteTaken() {
 
 // inFront returns what the callers in front know, for a waiter that has come at came.
 func (kq *keyQueue) inFront(came time.Time) InFront {
-	a := InFront{Taken: kq.toldAt.After(came)}
+	known := InFront{Taken: kq.toldAt.After(came)}
 	for _, t := range kq.front {
-		a.Taken = a.Taken || t.knowsTaken || t.waits || t.holder != nil
-		a.Asks = a.Asks || t.asking
+		known.Taken = known.Taken || t.knowsTaken || t.waits || t.holder != nil
+		known.Asks = known.Asks || t.asking
 	}
-	return a
+	return known
 }
 
 // holding returns a ticket in front that holds the key, or nil. Where a caller that went ahead was granted the lock, the
@@ -402,14 +402,14 @@ func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
 	return &h, t
 }
 
-// admit puts t in front of the queue for e.
-func (q *Queue) admit(t *Ticket, e Key) {
-	kq := q.queues[e.name()]
+// admit puts t in front of the queue for key.
+func (q *Queue) admit(t *Ticket, key Key) {
+	kq := q.queues[key.name()]
 	if kq == nil {
 		if q.queues == nil {
 			q.queues = make(map[name]*keyQueue)
 		}
-		kq = &keyQueue{name: e.name()}
+		kq = &keyQueue{name: key.name()}
 		kq.front = kq.first[:0]
 		q.queues[kq.name] = kq
 	}
@@ -418,9 +418,9 @@ func (q *Queue) admit(t *Ticket, e Key) {
 	if !t.passing {
 		kq.pending++
 	}
-	kq.shared = e.Shared
-	t.positions = append(t.positions, position{e, kq})
-	if e.Slots > 0 {
+	kq.shared = key.Shared
+	t.positions = append(t.positions, position{key, kq})
+	if key.Slots > 0 {
 		t.freed = make(chan struct{})
 		t.keepOneLeft(kq)
 	}

@@ -72,7 +72,7 @@ func TestALockPassesACallerThatGoesAtItsHandoff(t *testing.T) {
 				dbtest.Soon(t, "the next one waits", func() bool { return p.queue.Waiting("k") == 2 })
 			}
 			ctx.is.Store(true)
-			if !first.Handoff.Keeps(dbtest.Limited(t)) {
+			if !first.Handoff.PassesAsItIs(dbtest.Limited(t)) {
 				t.Fatal("the lock cannot be handed over")
 			}
 			first.Handoff.Give(func() { t.Error("the session is broken") })

@@ -286,7 +286,7 @@ func (l *Locker) Begin(ctx context.Context, opts driver.TxOptions, r Request) (_
 		a.Ticket.Holds(a.locked.Slot)
 	}
 	a.Ticket.GrantedBy(l, &lockerr.Holder{ConnectionID: a.c.KnownID(), Program: l.cfg.Owner})
-	return &Begun{a.locked, txn, a.Ticket, a.handoff()}, nil
+	return &Begun{a.locked, txn, a.Ticket, a.makeHandoff()}, nil
 }
 
 // attempt is one call of Begin or Join.

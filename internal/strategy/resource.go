@@ -76,11 +76,11 @@ func Merge(resources []Resource) (merged []Resource) {
 	if len(resources) == 1 {
 		return resources
 	}
-	for _, p := range resources {
-		if at := slices.IndexFunc(merged, p.SameAs); at >= 0 {
-			merged[at].merge(p)
+	for _, resource := range resources {
+		if at := slices.IndexFunc(merged, resource.SameAs); at >= 0 {
+			merged[at].merge(resource)
 		} else {
-			merged = append(merged, p)
+			merged = append(merged, resource)
 		}
 	}
 	slices.SortFunc(merged, func(a, b Resource) int {
@@ -126,8 +126,8 @@ func Label(resources []Resource) string {
 		return resources[0].Key
 	}
 	keys := make([]string, len(resources))
-	for i, p := range resources {
-		keys[i] = p.Key
+	for i, resource := range resources {
+		keys[i] = resource.Key
 	}
 	slices.Sort(keys)
 	return strings.Join(slices.Compact(keys), ", ")

@@ -134,8 +134,8 @@ func (cs *ctxState) checkRequired(h *hint.Hint, u *unit, st *statement.Statement
 // nobody else holds at the same time, in shared those that others may hold, too. h is nil without a
 // hint, u if the unit is still to begin.
 func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
-	add := func(p strategy.Resource, keys ...string) {
-		if keys = append(append(keys, p.Key), p.Also...); p.Shared || p.Slots > 1 {
+	add := func(resource strategy.Resource, keys ...string) {
+		if keys = append(append(keys, resource.Key), resource.Also...); resource.Shared || resource.Slots > 1 {
 			shared = append(shared, keys...)
 		} else {
 			alone = append(alone, keys...)
@@ -143,8 +143,8 @@ func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 	}
 	if h != nil {
 		resources, _ := cs.handle.Resources(h) // the statement itself fails with this error
-		for _, p := range resources {
-			add(p)
+		for _, resource := range resources {
+			add(resource)
 		}
 		for _, hold := range h.Holds {
 			hold := hold.(*outerHold)

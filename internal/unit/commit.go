@@ -234,7 +234,8 @@ func byStrategy(grants []*grant) (groups []grantGroup) {
 // naming puts the caller's keys into an error.
 func (g grantGroup) naming(err error) error {
 	var e *lockerr.Error
-	if i := slices.IndexFunc(g.resources, func(p strategy.Resource) bool { return errors.As(err, &e) && e.Key == p.Row }); i >= 0 {
+	named := func(resource strategy.Resource) bool { return errors.As(err, &e) && e.Key == resource.Row }
+	if i := slices.IndexFunc(g.resources, named); i >= 0 {
 		return strategy.Naming(err, g.resources[i:i+1])
 	}
 	return strategy.Naming(err, g.resources)

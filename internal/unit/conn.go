@@ -141,9 +141,9 @@ func (c *Conn) setLink(link *pool.Conn) {
 // a transaction that may be open on the connection would be lost: then connectClean fails with ErrUnsafe.
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
-func (c *Conn) connectClean(ctx context.Context, s *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
+func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.app.link == nil {
-		as := s.connCaller(ctx, h, true, blocks)
+		as := cs.connCaller(ctx, h, true, blocks)
 		as.Prefer = c.leftOn
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
@@ -168,25 +168,25 @@ func (c *Conn) connectClean(ctx context.Context, s *ctxState, h *hint.Hint, wait
 // text has a transaction open on it, c keeps it: the next user would run in that transaction, and the
 // pool may close idle connections.
 func (c *Conn) release() {
-	s := c.app
-	if s.link == nil {
+	app := c.app
+	if app.link == nil {
 		return
 	}
 	c.skippedText = ""
-	if manual, _ := c.handle.Manual(); !manual && !s.bad.Load() && s.inTransaction() {
+	if manual, _ := c.handle.Manual(); !manual && !app.bad.Load() && app.inTransaction() {
 		return
 	}
 	c.clearApp()
-	if c.leftOn = nil; !s.bad.Load() && !s.pristine() {
-		c.leftOn = s.link
+	if c.leftOn = nil; !app.bad.Load() && !app.pristine() {
+		c.leftOn = app.link
 	}
-	_ = s.link.AwaitTurn(context.Background()) // a ping may be under way
-	s.stmts.closeOwn(s.link.Conn)
-	if s.bad.Load() {
-		s.link.Destroy()
+	_ = app.link.AwaitTurn(context.Background()) // a ping may be under way
+	app.stmts.closeOwn(app.link.Conn)
+	if app.bad.Load() {
+		app.link.Destroy()
 		return
 	}
-	s.link.Release()
+	app.link.Release()
 }
 
 // discard closes the real connection, if c has one.

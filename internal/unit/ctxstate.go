@@ -38,9 +38,9 @@ func ctxStateOf(k *handle.Handle, lockCtx *hint.LockContext) *ctxState {
 	}
 	stale := staleReadOf(lockCtx)
 	return lockCtx.State(k, func() any {
-		s := newCtxState(k)
-		s.decision.stale, s.lockCtx = stale, lockCtx
-		return s
+		cs := newCtxState(k)
+		cs.decision.stale, cs.lockCtx = stale, lockCtx
+		return cs
 	}).(*ctxState)
 }
 

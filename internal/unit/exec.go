@@ -91,17 +91,17 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 		_, err := routeOf(c.tx, h, nil, st)
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
-	s, err := c.takeState(ctx, h)
+	cs, err := c.takeState(ctx, h)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer s.giveTurn()
-	way, err := routeOf(c.tx, h, s.unit, st)
+	defer cs.giveTurn()
+	way, err := routeOf(c.tx, h, cs.unit, st)
 	if err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if way != routeDefinition {
-		if err := s.checkDecision(h, s.unit, st); err != nil {
+		if err := cs.checkDecision(h, cs.unit, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -109,13 +109,13 @@ func (c *Conn) runLocked(ctx context.Context, h *hint.Hint, st *statement.Statem
 	case routeTransaction:
 		return c.runInTransaction(ctx, c.tx.u, h, st)
 	case routeJoin:
-		return c.runJoined(ctx, s.unit, h, st)
+		return c.runJoined(ctx, cs.unit, h, st)
 	case routeDefinition:
-		return c.runDefinition(ctx, s, h, st)
+		return c.runDefinition(ctx, cs, h, st)
 	case routeRead:
-		return c.runRead(ctx, s, h, st)
+		return c.runRead(ctx, cs, h, st)
 	default:
-		return c.runAlone(ctx, s, h, st)
+		return c.runAlone(ctx, cs, h, st)
 	}
 }
 
@@ -127,18 +127,18 @@ var errBeganWithout = lockerr.With(lockerr.ErrUnsafe, errors.New(
 // runDefinition runs DDL in holds that no transaction keeps. DDL commits by itself. So right before it a
 // transaction without anything else asks the server whether the holds are still held. If they are lost
 // while the DDL runs, its context ends, and the server is told to stop it.
-func (c *Conn) runDefinition(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runDefinition(ctx context.Context, cs *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
 	if err := c.checkLeft(st.Op(), h, st, nil); err != nil {
 		return nil, nil, err
 	}
-	p, err := s.plan(h)
+	p, err := cs.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	u, err := s.openUnit(ctx, p, opening{op: "begin"})
+	u, err := cs.openUnit(ctx, p, opening{op: "begin"})
 	if err != nil {
 		return nil, nil, err
 	}

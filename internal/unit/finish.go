@@ -19,8 +19,8 @@ import (
 // If nothing was changed, a decision of the caller still stands, and its lock is kept: that of the
 // transaction that the read has begun, or the grants.
 func (u *unit) commitOrKeep() error {
-	s := u.ctxState
-	if u.relying.changed != "" || !s.decision.readStands || u.cause != nil {
+	cs := u.ctxState
+	if u.relying.changed != "" || !cs.decision.readStands || u.cause != nil {
 		return u.finish(true)
 	}
 	if u.relying.relied {
@@ -33,10 +33,10 @@ func (u *unit) commitOrKeep() error {
 	}
 	u.keep = true
 	err := u.finish(true)
-	if s.failed != nil {
-		s.dropSpent()
+	if cs.failed != nil {
+		cs.dropSpent()
 	}
-	s.dropIfOver()
+	cs.dropIfOver()
 	return err
 }
 
@@ -131,11 +131,11 @@ func (u *unit) lastSent() error {
 
 // sendText sends COMMIT, if possible in one text with the lock of the next caller.
 func (u *unit) sendText() error {
-	if !u.mayPassOn() || !u.rowLocks.handoff.Commits() {
+	if !u.mayPassOn() || !u.rowLocks.handoff.LocksNext() {
 		return u.txn.Commit(u.limit)
 	}
 	return u.txn.CommitBy(u.limit, func(ctx context.Context) error {
-		locked, err := u.rowLocks.handoff.Commit(ctx)
+		locked, err := u.rowLocks.handoff.CommitAndLock(ctx)
 		switch {
 		case locked:
 			u.passOn()
@@ -155,7 +155,7 @@ func (u *unit) mayPassOn() bool {
 // mayPassOnAsItIs reports whether the transaction may go to the next caller without a COMMIT, since nothing
 // has run in it.
 func (u *unit) mayPassOnAsItIs() bool {
-	return !u.past.touched && u.mayPassOn() && u.overdue() == nil && u.rowLocks.handoff.Keeps(context.Background())
+	return !u.past.touched && u.mayPassOn() && u.overdue() == nil && u.rowLocks.handoff.PassesAsItIs(context.Background())
 }
 
 // passOn hands the session over to the next caller, with the lock, when the unit has ended.

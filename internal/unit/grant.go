@@ -28,9 +28,9 @@ type grant struct {
 	lasted            func() time.Duration // how long the grant was held: until its end by force, or else until the first call of lasted
 }
 
-// newGrant returns the grant that the strategy taker has taken for p.
-func newGrant(k *handle.Handle, p strategy.Resource, taker strategy.Strategy, held strategy.Grant) *grant {
-	g := &grant{held: held, handle: k, Resource: p, taker: taker, since: time.Now()}
+// newGrant returns the grant that the strategy taker has taken for resource.
+func newGrant(k *handle.Handle, resource strategy.Resource, taker strategy.Strategy, held strategy.Grant) *grant {
+	g := &grant{held: held, handle: k, Resource: resource, taker: taker, since: time.Now()}
 	g.lasted = sync.OnceValue(func() time.Duration {
 		var taken interface{ TakenAt() time.Time }
 		if errors.As(g.Err(), &taken) {
@@ -38,8 +38,8 @@ func newGrant(k *handle.Handle, p strategy.Resource, taker strategy.Strategy, he
 		}
 		return time.Since(g.since)
 	})
-	if p.Slots > 0 {
-		g.first, g.Row = p.Row, held.Key()
+	if resource.Slots > 0 {
+		g.first, g.Row = resource.Row, held.Key()
 	}
 	return g
 }
@@ -119,39 +119,39 @@ func (g *grant) ticket() *queue.Ticket {
 	return nil
 }
 
-// keeps reports whether the grant is the lock for which p asks k. If the same key is asked for by another
+// keeps reports whether the grant is the lock for which resource asks k. If the same key is asked for by another
 // strategy, the grant is still that lock if both keep the key in the table and the grant keeps others
 // out.
-func (g *grant) keeps(k *handle.Handle, p strategy.Resource) bool {
+func (g *grant) keeps(k *handle.Handle, resource strategy.Resource) bool {
 	if !g.handle.Shares(k, g.Strategy) {
 		return false
 	}
 	switch {
-	case !g.Traits.Excludes || !g.Traits.Table || !p.Traits.Table:
-		return g.SameAs(p)
-	case p.Slots > 0:
-		return slices.Contains(p.SlotRows(), g.Row) || g.first == p.Row // the same key, also if the grant was taken with more slots
+	case !g.Traits.Excludes || !g.Traits.Table || !resource.Traits.Table:
+		return g.SameAs(resource)
+	case resource.Slots > 0:
+		return slices.Contains(resource.SlotRows(), g.Row) || g.first == resource.Row // the same key, also if the grant was taken with more slots
 	}
-	return g.Row == p.Row
+	return g.Row == resource.Row
 }
 
-// keeperOf returns which of grants is the lock for which p asks k; nil if none is.
-func keeperOf(k *handle.Handle, p strategy.Resource, grants []*grant) *grant {
-	if i := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, p) }); i >= 0 {
+// keeperOf returns which of grants is the lock for which resource asks k; nil if none is.
+func keeperOf(k *handle.Handle, resource strategy.Resource, grants []*grant) *grant {
+	if i := slices.IndexFunc(grants, func(g *grant) bool { return g.keeps(k, resource) }); i >= 0 {
 		return grants[i]
 	}
 	return nil
 }
 
-// join tells p, which the grant keeps, its slot. It returns why the grant is not enough for p; nil if it is.
-func (g *grant) join(p strategy.Resource) error {
-	if p.Slots > 0 {
-		p.Tell(hint.ToldSlot, g.slot())
+// join tells resource, which the grant keeps, its slot. It returns why the grant is not enough for resource; nil if it is.
+func (g *grant) join(resource strategy.Resource) error {
+	if resource.Slots > 0 {
+		resource.Tell(hint.ToldSlot, g.slot())
 	}
-	if p.Version == 0 || p.Version == g.version() {
+	if resource.Version == 0 || resource.Version == g.version() {
 		return nil
 	}
-	return &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.ErrConflict}
+	return &lockerr.Error{Op: "lock", Key: resource.Key, Strategy: resource.Strategy, Err: lockerr.ErrConflict}
 }
 
 // tellAll tells the lock context the numbers of the grant, which the application may ask for.
@@ -203,19 +203,19 @@ func (g *grant) overError(op string) error {
 // its own, when the grant may be lost. lender lends the connection on which the caller goes on; nil for none.
 func takeGrant(
 	ctx context.Context, k *handle.Handle, l *handle.Locks, asker handle.Caller,
-	p strategy.Resource, wait time.Duration, lender *strategy.Lender, lost func(),
+	resource strategy.Resource, wait time.Duration, lender *strategy.Lender, lost func(),
 ) (*grant, error) {
-	seen, ctx := k.Observe(ctx, p)
-	resources := []strategy.Resource{p}
-	taker := l.By(p)
-	request := strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(asker, l.Sought(p)), Lends: lender, Lost: lost}
+	seen, ctx := k.Observe(ctx, resource)
+	resources := []strategy.Resource{resource}
+	taker := l.By(resource)
+	request := strategy.Request{Resources: resources, Wait: wait, Wants: k.WaitingFor(asker, l.Sought(resource)), Lends: lender, Lost: lost}
 	held, err := taker.Take(ctx, request)
 	if err != nil {
 		err = strategy.Naming(err, resources)
 		seen.Answered(nil, nil, 0, err)
 		return nil, err
 	}
-	g := newGrant(k, p, taker, held[0])
+	g := newGrant(k, resource, taker, held[0])
 	g.seen = seen
 	seen.Answered(nil, g.ticket(), g.token(), nil)
 	return g, nil

@@ -114,7 +114,7 @@ func (h *Hold) nest(asked *hint.Hint) error {
 // openGrant takes a lease or an advisory lock, unless a hold around already has it. If a transaction is
 // open in the lock context, the hold joins that, and openGrant sets h.ctx.
 func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
-	p, err := h.outer.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
+	resource, err := h.outer.handle.Resource(hint.Lock{Key: asked.Named, Kind: asked.Kind})
 	if err != nil {
 		return err
 	}
@@ -122,52 +122,53 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		return err
 	}
 	around := outerGrants(asked)
-	var s *ctxState
+	var cs *ctxState
 	if asked.LockContext != nil {
-		s = ctxStateOf(h.outer.handle, asked.LockContext)
-		if err := s.takeTurn(ctx); err != nil {
+		cs = ctxStateOf(h.outer.handle, asked.LockContext)
+		if err := cs.takeTurn(ctx); err != nil {
 			return err
 		}
-		defer s.giveTurn()
-		if err := s.check(nil); err != nil {
+		defer cs.giveTurn()
+		if err := cs.check(nil); err != nil {
 			return err
 		}
-		if s.unit != nil {
-			h.ctx, h.ctxState = asked.With(own), s
+		if cs.unit != nil {
+			h.ctx, h.ctxState = asked.With(own), cs
 			err := h.nest(asked)
-			h.outer.grant = keeperOf(h.outer.handle, p, slices.Concat(s.grants.list, around)) // nest may have taken the grant
+			h.outer.grant = keeperOf(h.outer.handle, resource, slices.Concat(cs.grants.list, around)) // nest may have taken the grant
 			return err
 		}
 	}
-	if h.outer.grant = keeperOf(h.outer.handle, p, around); h.outer.grant != nil {
+	if h.outer.grant = keeperOf(h.outer.handle, resource, around); h.outer.grant != nil {
 		h.shape = holdInside
 		return nil
 	}
-	if s != nil {
-		if h.outer.grant = keeperOf(h.outer.handle, p, s.grants.list); h.outer.grant != nil {
-			h.shape, h.ctxState = holdJoined, s
-			s.grants.joined = append(s.grants.joined, &h.outer)
+	if cs != nil {
+		if h.outer.grant = keeperOf(h.outer.handle, resource, cs.grants.list); h.outer.grant != nil {
+			h.shape, h.ctxState = holdJoined, cs
+			cs.grants.joined = append(cs.grants.joined, &h.outer)
 			return nil
 		}
 	}
-	return h.takeGrant(ctx, s, asked, p)
+	return h.takeGrant(ctx, cs, asked, resource)
 }
 
-// takeGrant takes the lock for the hold itself. s is of the lock context that asks; nil without one.
-func (h *Hold) takeGrant(ctx context.Context, s *ctxState, asked *hint.Hint, p strategy.Resource) error {
+// takeGrant takes the lock for the hold itself. cs is of the lock context that asks; nil without one.
+func (h *Hold) takeGrant(ctx context.Context, cs *ctxState, asked *hint.Hint, resource strategy.Resource) error {
 	start := time.Now()
-	l, err := locksFor(ctx, h.outer.handle, asked, true, p)
+	l, err := locksFor(ctx, h.outer.handle, asked, true, resource)
 	if err != nil {
-		h.outer.handle.Refused(ctx, start, err, p)
+		h.outer.handle.Refused(ctx, start, err, resource)
 		return err
 	}
 	if h.outer.handle.Wait(asked) == 0 {
-		h.outer.handle.AwaitEnding(ctx, []strategy.Resource{p})
+		h.outer.handle.AwaitEnding(ctx, []strategy.Resource{resource})
 	}
 	h.mu.Lock() // until h.grant is set, for lost
 	defer h.mu.Unlock()
-	if h.outer.grant, err = takeGrant(ctx, h.outer.handle, l, s.caller(false), p, h.outer.handle.Wait(asked), nil, h.lost); err != nil {
-		return h.outer.handle.Recognised(err, asked.LockContext, p)
+	h.outer.grant, err = takeGrant(ctx, h.outer.handle, l, cs.caller(false), resource, h.outer.handle.Wait(asked), nil, h.lost)
+	if err != nil {
+		return h.outer.handle.Recognised(err, asked.LockContext, resource)
 	}
 	if asked.LockContext != nil {
 		h.outer.stale = staleReadOf(asked.LockContext)

@@ -62,9 +62,9 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		texts[0] = server.Counted
 	}
 	var handoff *rowlock.Handoff
-	if u.mayPassOn() && u.rowLocks.handoff.Commits() {
+	if u.mayPassOn() && u.rowLocks.handoff.LocksNext() {
 		handoff = u.rowLocks.handoff
-		texts = append(texts, handoff.Next())
+		texts = append(texts, handoff.NextSQL())
 	}
 	lp := newPacket(u.l, u.link, st)
 	lp.send(ctx, func(own context.Context) (err error) {

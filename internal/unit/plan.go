@@ -74,11 +74,11 @@ func (cs *ctxState) plan(h *hint.Hint) (*plan, error) {
 // versions.
 func (cs *ctxState) checkMixed(resources []strategy.Resource) error {
 	var locked, version *strategy.Resource
-	note := func(p *strategy.Resource) {
-		if p.Traits.Excludes {
-			locked = p
+	note := func(resource *strategy.Resource) {
+		if resource.Traits.Excludes {
+			locked = resource
 		} else {
-			version = p
+			version = resource
 		}
 	}
 	for i := range resources {
@@ -145,13 +145,13 @@ func (p *plan) refused(ctx context.Context, k *handle.Handle, err error) {
 func (p *plan) inTransaction() bool { return len(p.rows)+len(p.slots) > 0 }
 
 // prepare prepares what p is taken with, once. pooled: see prepareWith.
-func (p *plan) prepare(ctx context.Context, s *ctxState, pooled bool) error {
+func (p *plan) prepare(ctx context.Context, cs *ctxState, pooled bool) error {
 	if p.l != nil {
 		return nil
 	}
-	l, err := locksFor(ctx, s.handle, p.h, false, p.missing...)
+	l, err := locksFor(ctx, cs.handle, p.h, false, p.missing...)
 	if err == nil {
-		p.prepareWith(s, l, pooled)
+		p.prepareWith(cs, l, pooled)
 	}
 	return err
 }
@@ -170,13 +170,13 @@ func locksFor(
 
 // prepareWith prepares p to be taken with l. The caller's wait begins. pooled: the caller occupies a connection
 // of database/sql while it waits.
-func (p *plan) prepareWith(s *ctxState, l *handle.Locks, pooled bool) {
-	p.l, p.asker, p.wait = l, s.caller(pooled), s.handle.Budget(p.h)
+func (p *plan) prepareWith(cs *ctxState, l *handle.Locks, pooled bool) {
+	p.l, p.asker, p.wait = l, cs.caller(pooled), cs.handle.Budget(p.h)
 	if p.keeps != nil {
 		p.asker.Keeps = p.keeps
 	}
 	ask := func(resources []strategy.Resource, r rowlock.Request) {
-		r.Label, r.Waiting = strategy.Label(resources), s.handle.WaitingFor(p.asker, l.Sought(resources...))
+		r.Label, r.Waiting = strategy.Label(resources), cs.handle.WaitingFor(p.asker, l.Sought(resources...))
 		p.requests = append(p.requests, request{Request: r, resources: resources})
 	}
 	if len(p.rows) > 0 {
@@ -187,41 +187,41 @@ func (p *plan) prepareWith(s *ctxState, l *handle.Locks, pooled bool) {
 	}
 }
 
-// holdsAlready reports whether the lock that p asks for is held, by the unit of work or by a hold around.
-func (cs *ctxState) holdsAlready(p strategy.Resource, around []*grant) (bool, error) {
-	keeps := func(g *grant) bool { return g.keeps(cs.handle, p) }
+// holdsAlready reports whether the lock that resource asks for is held, by the unit of work or by a hold around.
+func (cs *ctxState) holdsAlready(resource strategy.Resource, around []*grant) (bool, error) {
+	keeps := func(g *grant) bool { return g.keeps(cs.handle, resource) }
 	i := slices.IndexFunc(cs.grants.list, keeps)
-	if !p.Traits.Excludes && (i < 0 || cs.grants.list[i].LockContext != p.LockContext) {
+	if !resource.Traits.Excludes && (i < 0 || cs.grants.list[i].LockContext != resource.LockContext) {
 		// The lock context may have remembered a version elsewhere before, whatever is held here.
-		if err := cs.handle.Taken(p.LockContext, false, p); err != nil {
+		if err := cs.handle.Taken(resource.LockContext, false, resource); err != nil {
 			return false, err
 		}
 	}
 	if i >= 0 {
-		return true, cs.grants.list[i].join(p)
+		return true, cs.grants.list[i].join(resource)
 	}
 	if i := slices.IndexFunc(around, keeps); i >= 0 {
-		if !p.Traits.Excludes {
-			return false, &lockerr.Error{Op: "lock", Key: p.Key, Strategy: p.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
+		if !resource.Traits.Excludes {
+			return false, &lockerr.Error{Op: "lock", Key: resource.Key, Strategy: resource.Strategy, Err: lockerr.With(lockerr.ErrUnsafe, errors.New(
 				"a hold around has a lease on the key, which keeps others out, but not the transactions that run side by side in the hold"))}
 		}
-		return true, around[i].join(p)
+		return true, around[i].join(resource)
 	}
-	if !p.Traits.Table {
+	if !resource.Traits.Table {
 		return false, nil
 	}
-	locked := cs.unit.row(p.Row)
-	if p.Slots > 0 {
-		if slot, ok := cs.unit.slotOf(p); ok {
-			p.Tell(hint.ToldSlot, uint64(slot))
+	locked := cs.unit.row(resource.Row)
+	if resource.Slots > 0 {
+		if slot, ok := cs.unit.slotOf(resource); ok {
+			resource.Tell(hint.ToldSlot, uint64(slot))
 			return true, nil
 		}
 	}
 	switch {
 	case locked == nil:
 		return false, nil
-	case locked.Shared && !p.Shared:
-		return false, p.Upgrade()
+	case locked.Shared && !resource.Shared:
+		return false, resource.Upgrade()
 	}
 	return true, nil
 }

@@ -19,19 +19,19 @@ import (
 // so for a row lock the query runs on a session. Under grants, and inside a hold, the query runs on this
 // connection.
 func (c *Conn) runRead(
-	ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement,
+	ctx context.Context, cs *ctxState, h *hint.Hint, st *statement.Statement,
 ) (_ driver.Rows, _ driver.Result, err error) {
 	if st.Info.Tables && c.handle.HeldElsewhere(h.LockContext) {
 		return nil, nil, c.handle.Error(st.Op(), h, errHeldElsewhere)
 	}
-	p, err := s.plan(h)
+	p, err := cs.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { p.refused(ctx, c.handle, err) }()
 	var end context.Context
 	if len(p.missing) > 0 {
-		if end, err = c.readUntil(ctx, s, p, st); err != nil {
+		if end, err = c.readUntil(ctx, cs, p, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -42,7 +42,7 @@ func (c *Conn) runRead(
 		if err := c.checkLeft(st.Op(), h, st, unitToCome); err != nil {
 			return nil, nil, err
 		}
-		u, err := s.openUnit(ctx, p, opening{op: "lock", end: end, with: st})
+		u, err := cs.openUnit(ctx, p, opening{op: "lock", end: end, with: st})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -54,43 +54,43 @@ func (c *Conn) runRead(
 	if err := c.checkLeft(st.Op(), h, st, nil); err != nil {
 		return nil, nil, err
 	}
-	if err := c.readUnder(ctx, end, s, p, st); err != nil {
+	if err := c.readUnder(ctx, end, cs, p, st); err != nil {
 		return nil, nil, err
 	}
-	if err := c.connectClean(ctx, s, h, c.handle.Wait(h), false); err != nil {
+	if err := c.connectClean(ctx, cs, h, c.handle.Wait(h), false); err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
-	if err := c.verify(ctx, s, st); err != nil {
+	if err := c.verify(ctx, cs, st); err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	r, res, err := c.runHere(ctx, st)
-	if err == nil && r != nil && s.decision.stale.giver.Load() != nil {
+	if err == nil && r != nil && cs.decision.stale.giver.Load() != nil {
 		r, err = statement.ReadAhead(r, statement.BufferBytes) // the server may find an error among the rows
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	s.decision.hasRead(s.handle, st, len(s.grants.list) > 0)
+	cs.decision.hasRead(cs.handle, st, len(cs.grants.list) > 0)
 	noteHolds(st)
 	return r, res, nil
 }
 
 // verify makes sure that a query of tables shows nothing older than the remembered versions: this
 // connection may lead to another node, which does not have what has set the versions yet.
-func (c *Conn) verify(ctx context.Context, s *ctxState, st *statement.Statement) error {
-	if !st.Info.Tables || !s.remembers() {
+func (c *Conn) verify(ctx context.Context, cs *ctxState, st *statement.Statement) error {
+	if !st.Info.Tables || !cs.remembers() {
 		return nil
 	}
 	if err := c.app.link.AwaitTurn(ctx); err != nil {
 		return err
 	}
 	defer c.app.link.EndTurn()
-	return s.verify(ctx, c.app.link)
+	return cs.verify(ctx, c.app.link)
 }
 
 // readUntil returns the context that ends the locks which a query takes, and gets p ready. After that the
 // handle knows how connections begin, which outside asks.
-func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
+func (c *Conn) readUntil(ctx context.Context, cs *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
 	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}
 	}
@@ -99,15 +99,15 @@ func (c *Conn) readUntil(ctx context.Context, s *ctxState, p *plan, st *statemen
 			"nothing would release the lock that this query takes; "+
 				"derive the context with context.WithCancel or WithTimeout before lockctx.With, or use BeginTx or mysqllock.Do")))
 	}
-	return end, p.prepare(ctx, s, true)
+	return end, p.prepare(ctx, cs, true)
 }
 
 // readUnder takes the grants that a query asks for. The grants end with end.
-func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *statement.Statement) error {
+func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *statement.Statement) error {
 	if !p.compares && len(p.outside) == 0 {
 		return nil
 	}
-	if err := p.prepare(ctx, s, true); err != nil {
+	if err := p.prepare(ctx, cs, true); err != nil {
 		return err
 	}
 	if p.compares {
@@ -118,22 +118,22 @@ func (c *Conn) readUnder(ctx, end context.Context, s *ctxState, p *plan, st *sta
 	if len(p.outside) == 0 {
 		return nil
 	}
-	lender, lent := c.lender(s, p)
-	_, err := s.takeGrants(ctx, p, lender)
+	lender, lent := c.lender(cs, p)
+	_, err := cs.takeGrants(ctx, p, lender)
 	if *lent {
 		c.app.link.EndTurn()
 	}
 	if err != nil {
 		return handle.Yielded(err)
 	}
-	s.watch(end)
+	cs.watch(end)
 	return nil
 }
 
 // lender lends the connection of c to a strategy that reads versions. If c has no connection yet, and only
 // versions are to be taken, the strategy may take a connection for c, provided that it is ready: the query needs
 // the connection right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
-func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
+func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.app.link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
@@ -146,7 +146,7 @@ func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if err := c.connectClean(ctx, s, p.h, p.wait.Left(), false); err != nil {
+			if err := c.connectClean(ctx, cs, p.h, p.wait.Left(), false); err != nil {
 				return nil, err
 			}
 			if err := c.app.link.AwaitTurn(ctx); err != nil {
@@ -169,33 +169,33 @@ func (c *Conn) lender(s *ctxState, p *plan) (lender *strategy.Lender, lent *bool
 
 // runAlone runs a statement as a unit of work of its own. If the lock context has read under grants
 // before, these stay when the statement fails.
-func (c *Conn) runAlone(ctx context.Context, s *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
+func (c *Conn) runAlone(ctx context.Context, cs *ctxState, h *hint.Hint, st *statement.Statement) (driver.Rows, driver.Result, error) {
 	if err := c.checkNothingOpen(ctx, st.Op(), h); err != nil {
 		return nil, nil, err
 	}
 	if err := c.checkLeft(st.Op(), h, st, unitToCome); err != nil {
 		return nil, nil, err
 	}
-	goesOn := len(s.grants.list) > 0
-	p, err := s.plan(h)
+	goesOn := len(cs.grants.list) > 0
+	p, err := cs.plan(h)
 	if err != nil {
 		return nil, nil, err
 	}
 	st.Last = true
-	u, err := s.openUnit(ctx, p, opening{op: "begin", with: st})
+	u, err := cs.openUnit(ctx, p, opening{op: "begin", with: st})
 	if err != nil {
 		return nil, nil, err
 	}
 	u.noteEnd(ctx)
 	u.keep = goesOn // also if the statement ends its transaction by an error
 	r, res, err := c.runIn(ctx, u, st)
-	u.keep = goesOn && (err != nil || s.decision.readStands && u.relying.changed == "")
+	u.keep = goesOn && (err != nil || cs.decision.readStands && u.relying.changed == "")
 	// The unit commits after an error, too: of several statements in one text those that have finished
 	// stay, as they do in autocommit.
 	known := u.cause != nil
 	ferr := u.finish(!inPart(st, err))
-	if s.failed != nil {
-		s.dropSpent() // nothing more runs in the lock context
+	if cs.failed != nil {
+		cs.dropSpent() // nothing more runs in the lock context
 	}
 	switch {
 	case ferr == nil || known && err != nil:

@@ -57,18 +57,18 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		return c.handle.Error("begin", h, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"a transaction without the lock is open on this connection; begin that one with the lock context")))
 	}
-	s, err := c.takeState(ctx, h)
+	cs, err := c.takeState(ctx, h)
 	if err != nil {
 		return err
 	}
-	defer s.giveTurn()
+	defer cs.giveTurn()
 	if c.tx != nil {
 		return c.tx.u.nest(ctx, h, &t.inner, opts)
 	}
 	if err := c.checkNothingOpen(ctx, "begin", h); err != nil {
 		return err
 	}
-	if u := s.unit; u != nil {
+	if u := cs.unit; u != nil {
 		if err := c.checkLeft("begin", h, nil, u); err != nil {
 			return err
 		}
@@ -77,14 +77,14 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 	if err := c.checkLeft("begin", h, nil, unitToCome); err != nil {
 		return err
 	}
-	p, err := s.plan(h)
+	p, err := cs.plan(h)
 	if err != nil {
 		return err
 	}
-	if !s.holdsAny(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
+	if !cs.holdsAny(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
 		p.keeps = c.app.link
 	}
-	u, err := s.openUnit(ctx, p, opening{op: "begin", opts: opts})
+	u, err := cs.openUnit(ctx, p, opening{op: "begin", opts: opts})
 	if err != nil {
 		return err
 	}
@@ -94,25 +94,25 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 
 // takeState takes the turn of the context state in which a call with h runs, unless nothing can run there
 // any more. h may be nil if a transaction with a lock is open on the connection.
-func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (s *ctxState, err error) {
+func (c *Conn) takeState(ctx context.Context, h *hint.Hint) (cs *ctxState, err error) {
 	if c.tx != nil {
-		s = c.tx.u.ctxState
+		cs = c.tx.u.ctxState
 	} else {
-		s = ctxStateOf(c.handle, h.LockContext)
+		cs = ctxStateOf(c.handle, h.LockContext)
 	}
-	if err = s.takeTurn(ctx); err != nil {
+	if err = cs.takeTurn(ctx); err != nil {
 		return nil, err
 	}
 	if c.tx != nil {
 		err = c.tx.usable()
 	}
 	if err == nil {
-		err = s.check(h)
+		err = cs.check(h)
 	}
 	if err != nil {
-		s.giveTurn()
+		cs.giveTurn()
 	}
-	return s, err
+	return cs, err
 }
 
 // Tx is a transaction that BeginTx has begun, in one of three shapes: see txShape.

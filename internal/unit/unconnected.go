@@ -20,12 +20,12 @@ func Unconnected(ctx context.Context, k *handle.Handle, start time.Time, err err
 	if !asks || errors.Is(err, driver.ErrBadConn) { // after ErrBadConn database/sql tries again
 		return err
 	}
-	s := ctxStateOf(k, h.LockContext)
-	if !s.tryTakeTurn() { // a statement of the lock context has the turn, so it has the lock, or asks for it
+	cs := ctxStateOf(k, h.LockContext)
+	if !cs.tryTakeTurn() { // a statement of the lock context has the turn, so it has the lock, or asks for it
 		return err
 	}
-	defer s.giveTurn()
-	p, planErr := s.plan(h)
+	defer cs.giveTurn()
+	p, planErr := cs.plan(h)
 	if planErr != nil || len(p.missing) == 0 {
 		return err
 	}

@@ -189,12 +189,12 @@ func (r *row) raises() bool { return r.versioned && !r.Shared }
 // commitLimit bounds a COMMIT or ROLLBACK that the application has not called.
 const commitLimit = 30 * time.Second
 
-// newUnit returns the unit that s opens, with the transaction txn on its session.
-func newUnit(s *opener, txn *pool.Txn) *unit {
+// newUnit returns the unit that o opens, with the transaction txn on its session.
+func newUnit(o *opener, txn *pool.Txn) *unit {
 	u := &unit{
-		l: s.p.l, since: time.Now(), heldHint: s.p.h, ctxState: s.ctxState, link: s.link, txn: txn, opts: s.opts, levels: s.levels, hold: s.hold,
-		rowLocks: rowLocks{rows: make(map[string]*row)}, life: lifetime{until: s.end}, outer: s.p.around,
-		relying: relying{allowStale: s.p.h.AllowStale}, past: past{touched: s.last != nil}, atCommit: atCommit{last: s.last},
+		l: o.p.l, since: time.Now(), heldHint: o.p.h, ctxState: o.ctxState, link: o.link, txn: txn, opts: o.opts, levels: o.levels, hold: o.hold,
+		rowLocks: rowLocks{rows: make(map[string]*row)}, life: lifetime{until: o.end}, outer: o.p.around,
+		relying: relying{allowStale: o.p.h.AllowStale}, past: past{touched: o.last != nil}, atCommit: atCommit{last: o.last},
 	}
 	if u.levels == 0 {
 		u.levels = u.l.LockedLevel()
@@ -202,7 +202,7 @@ func newUnit(s *opener, txn *pool.Txn) *unit {
 	if u.life.until != nil {
 		u.limit = commitLimit
 	}
-	s.ctxState.unit, s.ctxState.latest = u, u
+	o.ctxState.unit, o.ctxState.latest = u, u
 	return u
 }
 
@@ -223,13 +223,13 @@ func (u *unit) granted(r request, ticket *queue.Ticket, locked rowlock.Locked) {
 	}
 	u.rowLocks.tickets = append(u.rowLocks.tickets, ticket)
 	u.rowLocks.seen = append(u.rowLocks.seen, r.seen)
-	for _, p := range r.resources {
-		name := p.Row
-		if p.Slots > 0 {
+	for _, resource := range r.resources {
+		name := resource.Row
+		if resource.Slots > 0 {
 			name = r.Slots[locked.Slot]
-			p.Tell(hint.ToldSlot, uint64(locked.Slot))
+			resource.Tell(hint.ToldSlot, uint64(locked.Slot))
 		}
-		held := u.ctxState.handle.Enter(p, u.life.until != nil)
+		held := u.ctxState.handle.Enter(resource, u.life.until != nil)
 		held.Until(u.life.ends)
 		r := &row{held, slices.Contains(locked.Versioned, name)}
 		u.rowLocks.rows[name], u.rowLocks.raises = r, u.rowLocks.raises || r.raises()
@@ -244,17 +244,17 @@ func (u *unit) row(name string) *row {
 	return u.rowLocks.rows[name]
 }
 
-// slotOf returns which slot of p the unit has locked.
-func (u *unit) slotOf(p strategy.Resource) (slot int, ok bool) {
+// slotOf returns which slot of resource the unit has locked.
+func (u *unit) slotOf(resource strategy.Resource) (slot int, ok bool) {
 	if u == nil {
 		return 0, false
 	}
 	for name, r := range u.rowLocks.rows {
-		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Resource.Row == p.Row {
+		if slot := slices.Index(r.SlotRows(), name); r.Slots > 0 && r.Resource.Row == resource.Row {
 			return slot, true // also if the unit has locked it as one of more slots
 		}
 	}
-	r := u.rowLocks.rows[p.Row] // the key itself is the first slot
+	r := u.rowLocks.rows[resource.Row] // the key itself is the first slot
 	return 0, r != nil && !r.Shared
 }
 
@@ -427,14 +427,14 @@ func (u *unit) endedBy() string {
 // runs in it any more. If the lock context is older than the hold, the reads in the hold are not enough
 // for later writes.
 func (u *unit) outlivedHold() {
-	switch s := u.ctxState; {
-	case u.hold.alone && s.failed == nil:
-		s.failed = u.cause
-		if s.failed == nil {
-			s.failed = u.error("statement", errHoldEnded)
+	switch cs := u.ctxState; {
+	case u.hold.alone && cs.failed == nil:
+		cs.failed = u.cause
+		if cs.failed == nil {
+			cs.failed = u.error("statement", errHoldEnded)
 		}
 	case u.relying.fresh:
-		s.decision.stale.holdEnded()
+		cs.decision.stale.holdEnded()
 	}
 }
 
