@@ -14,6 +14,7 @@ import (
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/keyrow"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/schema"
 )
 
@@ -219,7 +220,7 @@ func (c Config) completed() (Config, error) {
 	if c.NoWait {
 		c.Wait = 0
 	}
-	c.LockMaxConns = cmp.Or(c.LockMaxConns, c.MaxConns, 16)
+	c.LockMaxConns = cmp.Or(c.LockMaxConns, c.MaxConns, pool.DefaultMax)
 	if c.Owner == "" {
 		c.Owner = keyrow.OwnerOf(os.Args[0])
 	}

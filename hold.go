@@ -250,7 +250,7 @@ func DoKeys(ctx context.Context, db *sql.DB, keys []string, fn func(context.Cont
 }
 
 // backoff is a random pause of up to 5 ms, doubled with each try, and of at
-// most half a second.
+// most half a second; rand.N panics at 0.
 func backoff(tries int) time.Duration {
 	return rand.N(min(5*time.Millisecond<<min(tries, 7), 500*time.Millisecond))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/pool"
 )
 
 // The strategies, as the tables name them.
@@ -49,7 +50,7 @@ func ours(on string) (all []contender) {
 }
 
 func openOurs(address, params string, n size) (*sql.DB, error) {
-	db, err := sql.Open("mysqllock", fmt.Sprintf("%s&lockStrategy=%s&lockMaxConns=%d&lockWait=1m", dsn(address), params, max(16, n.Locks)))
+	db, err := sql.Open("mysqllock", fmt.Sprintf("%s&lockStrategy=%s&lockMaxConns=%d&lockWait=1m", dsn(address), params, max(pool.DefaultMax, n.Locks)))
 	if err == nil {
 		db.SetMaxIdleConns(n.Workers)
 	}

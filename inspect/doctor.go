@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/pool"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -376,7 +377,7 @@ func (e *examination) proxy(ctx context.Context) error {
 // oneProcess is how many connections a process without maxConns may have for locks,
 // beside those of database/sql, where lockMaxConns is the default: for sessions, leases
 // and advisory locks, and to make rows and kill waiters.
-const oneProcess = 3*16 + 4
+const oneProcess = 3*pool.DefaultMax + pool.ControlMax
 
 func (e *examination) connections(ctx context.Context) error {
 	rows, err := e.query(ctx, "SELECT @@max_user_connections")

@@ -28,9 +28,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// controlConns is how many control connections there are: they make rows, ask and kill.
-const controlConns = 4
-
 // Locks has what a handle needs once a caller asks for a lock: strategies and connections, for one server.
 type Locks struct {
 	RowLocks   *rowlock.Locker              // locks rows in transactions
@@ -217,7 +214,7 @@ func (h *Handle) makePools(l *Locks, found *atomic.Pointer[server.Info]) {
 	control := h.control()
 	control.BeforeSetup, control.SetupInstead = h.recognise(found), plain("autocommit = 1")
 	control.Check, control.Uses = h.found, "the driver's own statements"
-	control.Max, control.Budget, control.Control = controlConns, h.conns, true
+	control.Max, control.Budget, control.Control = pool.ControlMax, h.conns, true
 	l.Control = pool.New(control)
 	var several func(context.Context, *pool.Conn) (bool, error)
 	if h.connectors.Session.Several {

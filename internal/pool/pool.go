@@ -15,6 +15,13 @@ import (
 	"time"
 )
 
+// DefaultMax is how many connections a handle without lockMaxConns has at most for each of three uses: sessions, leases,
+// and advisory locks. ControlMax is how many control connections it has.
+const (
+	DefaultMax = 16
+	ControlMax = 4
+)
+
 // Config says what a Pool holds.
 type Config struct {
 	Connect func(context.Context) (driver.Conn, error) // opens a connection
