@@ -7,8 +7,6 @@ OTHERS   := $(filter-out .,$(patsubst ./%,%,$(MODULES)))
 # workspace, which cmd/mysqllock has. Without the tool make stops: the line would run its
 # next word as a command.
 tool      = $(or $(shell GOWORK=off go tool -modfile=$(CURDIR)/tools/go.mod -n $(1)),$(error no $(1): go says above why))
-# $(call each,command) runs the command in every module, up to the first failure.
-each      = @set -e; for module in $(MODULES); do echo "== $$module: $(1)"; (cd "$$module" && $(1)); done
 
 .DEFAULT_GOAL := help
 .PHONY: test-oldest oldest help installed servers engines rivals prometheus browser lint check test demo bare prove matrix random scene rolling storm hotkeys deadlocks onestatement leases leaders callers clusters chaos soak bench look ways gobench
@@ -32,11 +30,14 @@ prometheus: ## Install Prometheus, with promtool, which evaluates the dashboard 
 browser: ## Install Chromium, which looks at the page of locks in its tests, if it is missing (the same)
 	@scripts/install-chromium.sh
 
+# All modules are one workspace for golangci-lint, which else looks at the standard library, the driver and what they share
+# again in each: 28 s in place of 105 (measured).
 lint: ## Check format and the workflows, and run golangci-lint, with vet and staticcheck in it, in every module
 	@echo "== gofmt"; unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
 	@echo "== actionlint"; $(call tool,actionlint) .github/workflows/*.yml
 	@echo "== words"; MYSQLLOCK_TEST_SERVERS=0 go test $(RACE) -vet=off -run '^(TestRetiredWords|TestReceiversAreInitialsAndLinesAreShort|TestCommentsNameTheirSubject|TestErrorNumbersHaveNames)$$' .
-	$(call each,GOFLAGS='$(shell go env GOFLAGS) $(RACE)' $(call tool,golangci-lint) run ./...)
+	@echo "== golangci-lint"; dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && (cd "$$dir" && go work init $(MODULES:%=$(CURDIR)/%)) && \
+	GOWORK="$$dir/go.work" GOFLAGS='$(shell go env GOFLAGS) $(RACE)' $(call tool,golangci-lint) run $(MODULES:%=%/...)
 
 # The tests of tempserver are about servers, also those that run without one.
 check: ## What needs no server, in under a minute: format, golangci-lint (with vet), and the tests that run without one

@@ -1306,7 +1306,7 @@ func TestDoSendsNothingToAnotherDriver(t *testing.T) {
 			_, err = mysqllock.Stats(db)
 			dbtest.Says(t, err, "opened with driver", name)
 			if sent := sent(); len(sent) > 0 {
-				t.Errorf("%s: it was sent %q", name, sent)
+				t.Errorf("%s: it was sent %v", name, sent)
 			}
 		}
 	})

@@ -21,11 +21,11 @@ type Handoff struct {
 	// the next caller as it was: other processes have waited for so long.
 	since time.Time
 	kept  int
-	// commits is how often in a row a COMMIT has locked the key for the next caller. To callers of other processes that
+	// commitsInARow is how often in a row a COMMIT has locked the key for the next caller. To callers of other processes that
 	// poll, the key was locked all the time.
-	commitsInARow   int
-	byCommit bool   // a COMMIT has locked the key for the next caller
-	broken    func() // the argument of Give, for a next caller that has to hand the lock on at once
+	commitsInARow int
+	byCommit      bool   // a COMMIT has locked the key for the next caller
+	broken        func() // the argument of Give, for a next caller that has to hand the lock on at once
 }
 
 // Used notes that something has run in the transaction, so that the next caller may go ahead: see [Request.GoesAhead].
