@@ -269,12 +269,8 @@ func usualOnes(names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(others, name) })
 }
 
-// loaded reports whether the machine had more to do than it has cores.
-func (r *record) loaded() bool {
-	first, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
-	load, err := strconv.ParseFloat(first, 64)
-	return err == nil && load > float64(r.Machine.Cores)/2
-}
+// loaded reports whether the machine had more to do than it has cores when the run began.
+func (r *record) loaded() bool { return lastMinute(r.Machine.LoadBefore) > float64(r.Machine.Cores) }
 
 // column is one figure of all contenders, as it is or against that of another
 // contender on the same server.

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ func newRecord(all servers, missing []string) *record {
 	}
 	r.Machine = machine{
 		CPU: fromFile("/proc/cpuinfo", `(?m)^model name\s*: (.*)$`), Cores: runtime.NumCPU(),
-		Memory: fromFile("/proc/meminfo", `(?m)^MemTotal:\s*(.*)$`), System: system(), LoadBefore: load(),
+		Memory: fromFile("/proc/meminfo", `(?m)^MemTotal:\s*(.*)$`), System: system(),
 	}
 	return r
 }
@@ -66,6 +67,16 @@ func (r *record) finish() { r.Ended, r.Machine.LoadAfter = time.Now(), load() }
 
 // load is how busy the machine was in the last 1, 5 and 15 minutes.
 func load() string { return fromFile("/proc/loadavg", `^(\S+ \S+ \S+)`) }
+
+// halfUsed reports whether half of the machine was in use in the last minute.
+func halfUsed(load string) bool { return lastMinute(load) > float64(runtime.NumCPU())/2 }
+
+// lastMinute is the first of the three numbers in load; 0 if it has none.
+func lastMinute(load string) float64 {
+	first, _, _ := strings.Cut(load, " ")
+	n, _ := strconv.ParseFloat(first, 64)
+	return n
+}
 
 func system() string {
 	var name unix.Utsname

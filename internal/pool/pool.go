@@ -28,10 +28,11 @@ type Config struct {
 	Max     int                                        // the most connections at a time; at least 1
 	Uses    string                                     // what the connections are for, in errors: "sessions"
 	MaxFrom string                                     // the parameter that sets Max, in errors; "" for none
-	Idle    time.Duration                              // an unused connection is closed after this time; 0 for no limit
-	Budget  *Budget                                    // nil for a pool that shares no budget
-	Control bool                                       // the budget's reserved permits are for this pool
-	Keeps   bool                                       // one of the budget's permits is kept for this pool: see [Pool.Keep]
+	// Idle: a connection that was not in use for so long is not used again. It is closed some time after half of that; 0 for no limit.
+	Idle    time.Duration
+	Budget  *Budget // nil for a pool that shares no budget
+	Control bool    // the budget's reserved permits are for this pool
+	Keeps   bool    // one of the budget's permits is kept for this pool: see [Pool.Keep]
 
 	// Bare: the connections are for statements of the application, as Connect opens them. They are not set up, and not asked for
 	// their ids, so the fields below do not count. Opening, looking at a connection before its next use, and waiting go as in

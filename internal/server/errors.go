@@ -281,9 +281,8 @@ func Explain(err error) error {
 		return err
 	case Deadlock(err), Number(err) == NamedLockDeadlock:
 		return lockerr.With(lockerr.ErrDeadlock, err)
-	case Locked(err), Interrupted(err):
-		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the statement before the wait was over,"+
-			" by its own limit or a KILL: %w", err))
+	case Locked(err):
+		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the wait by its own limit: %w", err))
 	}
 	return err
 }

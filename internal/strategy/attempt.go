@@ -346,7 +346,7 @@ func Unreached(err error) error {
 	case server.Full(err):
 		return lockerr.With(lockerr.ErrExhausted, err)
 	case server.Interrupted(err):
-		return NoAnswer(fmt.Errorf("it ended a statement that comes before the lock, by its own limit or a KILL: %w", err))
+		return NoAnswer(fmt.Errorf("it ended a statement for the lock, by its own limit or a KILL: %w", err))
 	case errors.As(err, new(*net.OpError)), errors.As(err, new(server.Silence)):
 		return NoAnswer(err)
 	case server.Gone(err, nil):
@@ -360,7 +360,7 @@ func Unreached(err error) error {
 //
 //	somebody is known to have the key        ErrTimeout; to a caller that would not wait, ErrLocked
 //	there was no connection to ask on        ErrExhausted, which says what bounds connections
-//	the server was asked, and said nothing   ErrNoAnswer
+//	the server was asked, and said nothing   ErrNoAnswer, also if it ended the statement by a limit or a KILL
 //	the server has said something else       what the server has said
 //
 // The error matches an error of a context only if the caller's own context has ended.
@@ -373,14 +373,17 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 	short := errors.Is(err, lockerr.ErrExhausted) || server.Full(err)
 	silent := over || errors.Is(err, lockerr.ErrNoAnswer) || errors.As(err, new(server.Silence)) || server.Gone(err, nil) ||
 		server.Number(err) == 0 && (ofContext || ended != nil)
+	killed := server.Interrupted(err) && !server.Locked(err)
 	waitEnded := over || ended != nil || a.Left() <= 0
 	whileWaiting := server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0)
-	taken := a.Heard.Load() && (short || silent) && waitEnded || whileWaiting
+	taken := a.Heard.Load() && ((short || silent) && waitEnded || killed) || whileWaiting
 	switch {
 	case decided(err) && (ended == nil || !errors.Is(err, lockerr.ErrLost)): // the end of the caller's context is no loss
 		return t.Refusal(server.Explain(err))
 	case taken && ended == nil && (a.Wait == 0 || over && a.cleaning):
 		return lockerr.ErrLocked
+	case taken && killed && !waitEnded:
+		return lockerr.With(lockerr.ErrTimeout, fmt.Errorf("the server ended the wait, by its own limit or a KILL: %w", err))
 	case taken:
 		return lockerr.With(lockerr.ErrTimeout, ended)
 	case short:
@@ -389,7 +392,7 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 		err = NoAnswer(ended)
 	case over, silent && ofContext:
 		err = lockerr.ErrNoAnswer
-	case silent:
+	case silent, killed:
 		err = Unreached(err)
 	default:
 		err = t.Refusal(server.Explain(err))

@@ -81,9 +81,9 @@ type opener struct {
 	ctxState *ctxState
 	p        *plan
 	opening
-	levels sqltext.Levels // isolation levels that the transaction may have
-	link   *pool.Conn     // the session, whose turn the caller has; nil while there is none
-	last   *lastWrite     // the write that went out with the lock and with COMMIT; nil for none
+	levels  sqltext.Levels // isolation levels that the transaction may have
+	session *pool.Conn     // the session, whose turn the caller has; nil while there is none
+	last    *lastWrite     // the write that went out with the lock and with COMMIT; nil for none
 }
 
 // connect takes a session. blocks: the caller is about to wait for a lock in the server, on this session.
@@ -94,8 +94,8 @@ func (o *opener) connect(ctx context.Context, blocks bool) (_ *pool.Conn, err er
 	}
 	caller := o.ctxState.connCaller(ctx, o.p.h, o.p.asker.Pooled, blocks)
 	caller.Beside = o.end == nil
-	o.link, err = o.ctxState.handle.Session(ctx, o.p.l, caller, wait)
-	return o.link, err
+	o.session, err = o.ctxState.handle.Session(ctx, o.p.l, caller, wait)
+	return o.session, err
 }
 
 // Get takes a session.
@@ -106,16 +106,16 @@ func (o *opener) Get(ctx context.Context) (*pool.Conn, error) { return o.connect
 func (o *opener) BeforeWait(ctx context.Context) (*pool.Conn, error) {
 	switch {
 	case !o.ctxState.handle.Bounded() || o.ctxState.holdsAny(o.p.h):
-		return o.link, nil
-	case o.link != nil && o.link.Block(): // link is nil after giveBack, if no session came in its place
-		return o.link, nil
+		return o.session, nil
+	case o.session != nil && o.session.Block(): // nil after giveBack, if no session came in its place
+		return o.session, nil
 	}
 	o.giveBack()
 	return o.connect(ctx, true)
 }
 
 // TookOver notes the session that the previous holder has handed over.
-func (o *opener) TookOver(c *pool.Conn) { o.link = c }
+func (o *opener) TookOver(c *pool.Conn) { o.session = c }
 
 // Short returns which bound leaves no session for the caller now; nil if there may be a session. In a
 // transaction of database/sql without maxConns it is always nil.
@@ -128,9 +128,9 @@ func (o *opener) Short() error {
 
 // giveBack gives the session back, if the opener has one.
 func (o *opener) giveBack() {
-	if o.link != nil {
-		o.link.Release()
-		o.link = nil
+	if o.session != nil {
+		o.session.Release()
+		o.session = nil
 	}
 }
 
@@ -168,7 +168,7 @@ func (o *opener) begin(ctx context.Context) (u *unit, err error) {
 		p.asked = true
 		first.seen, _ = o.ctxState.handle.Observe(ctx, first.resources...)
 	}
-	for tries, lent := 1, o.link != nil; ; tries++ {
+	for tries, lent := 1, o.session != nil; ; tries++ {
 		u, err = o.tryBegin(ctx)
 		if lent || !errors.Is(err, driver.ErrBadConn) || tries == 3 {
 			break
@@ -186,7 +186,7 @@ func (o *opener) begin(ctx context.Context) (u *unit, err error) {
 	if o.end != nil {
 		u.watchEnd(o.end)
 	}
-	p.l.KeepAlive.Keep(u.link, u.lostBehind)
+	p.l.KeepAlive.Keep(u.session, u.lostBehind)
 	if len(p.requests) > 1 {
 		if err := u.lockRest(ctx, p); err != nil {
 			return nil, handle.Yielded(err)
@@ -204,7 +204,7 @@ func (o *opener) begin(ctx context.Context) (u *unit, err error) {
 // tryBegin opens a transaction with the first request of p. In a hold that has the key already, p may have
 // no request.
 func (o *opener) tryBegin(ctx context.Context) (u *unit, err error) {
-	k, p, lent := o.ctxState.handle, o.p, o.link != nil
+	k, p, lent := o.ctxState.handle, o.p, o.session != nil
 	unclosed, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := k.OnClose(cancel)
@@ -212,14 +212,14 @@ func (o *opener) tryBegin(ctx context.Context) (u *unit, err error) {
 	defer func() {
 		switch {
 		case u != nil:
-			o.link.Unblocked()
-			o.link.EndTurn()
+			o.session.Unblocked()
+			o.session.EndTurn()
 			return
 		case err != nil && k.Closed():
 			err = k.SetupError(p.h, lockerr.ErrClosed)
 		}
-		if lent || o.link != nil && server.Gone(err, o.link.Conn) {
-			o.link.Taint() // a lock was taken on the session, or the session is broken
+		if lent || o.session != nil && server.Gone(err, o.session.Conn) {
+			o.session.Taint() // a lock was taken on the session, or the session is broken
 		}
 		o.giveBack()
 	}()
@@ -231,12 +231,12 @@ func (o *opener) tryBegin(ctx context.Context) (u *unit, err error) {
 			return nil, o.beginError(err)
 		}
 	}
-	txn, err := o.link.Begin(unclosed, o.opts)
+	txn, err := o.session.Begin(unclosed, o.opts)
 	if err != nil {
 		return nil, o.beginError(err)
 	}
 	if p.l.Info().Topology != "" && !lent && !k.ByCalls() { // with wsrep_sync_wait=1 a node that is behind waits at START TRANSACTION alone
-		if err = server.Exec(unclosed, o.link.Conn, "START TRANSACTION"); err != nil {
+		if err = server.Exec(unclosed, o.session.Conn, "START TRANSACTION"); err != nil {
 			return nil, o.beginError(err)
 		}
 	}
@@ -284,7 +284,7 @@ func (o *opener) lockFirst(ctx context.Context) (*unit, error) {
 	if err != nil {
 		return nil, err
 	}
-	first.seen.Answered(o.link, begun.Ticket, 0, nil)
+	first.seen.Answered(o.session, begun.Ticket, 0, nil)
 	u := newUnit(o, begun.Txn)
 	u.granted(first, begun.Ticket, begun.Locked)
 	u.rowLocks.handoff = begun.Handoff

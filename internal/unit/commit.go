@@ -46,7 +46,7 @@ func (u *unit) epilogue() (*epilogue, error) {
 	for _, group := range byStrategy(grants) {
 		how := how
 		how.Ends = how.Ends && !slices.ContainsFunc(group.grants, func(g *grant) bool { return !slices.Contains(u.ctxState.grants.list, g) })
-		check, err := group.taker.Check(group.context(context.Background()), u.link, group.held, how)
+		check, err := group.taker.Check(group.context(context.Background()), u.session, group.held, how)
 		if err != nil {
 			e.tellParts(strategy.Failed)
 			return nil, group.naming(err)
@@ -120,7 +120,7 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 		return false, nil
 	case answered > commit:
 		e.tellParts(strategy.OnlyCommitted)
-		if !u.link.Valid() {
+		if !u.session.Valid() {
 			u.breakLink()
 		}
 		return false, nil
@@ -132,7 +132,7 @@ func (e *epilogue) send(u *unit) (refused bool, err error) {
 		refused = true
 	default:
 		var unknown bool
-		if unknown, err = server.Uncommitted(ctx, u.link.Conn, err); unknown {
+		if unknown, err = server.Uncommitted(ctx, u.session.Conn, err); unknown {
 			e.tellParts(strategy.Unknown)
 			return false, err
 		}

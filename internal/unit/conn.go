@@ -202,7 +202,7 @@ func (c *Conn) discard() {
 // nil if there is no connection to be had.
 func (c *Conn) Base() driver.Conn {
 	if !c.unlocked() && c.tx.u.state == stateOpen {
-		return c.tx.u.link.Conn
+		return c.tx.u.session.Conn
 	}
 	if c.app.link != nil {
 		return c.app.link.Conn

@@ -50,7 +50,7 @@ func (u *unit) finish(commit bool) error {
 		u.relying.ending = byCommit + cmp.Or(u.relying.changed, "a transaction")
 	}
 	u.cutStream()
-	if err := u.link.AwaitTurn(context.Background()); err != nil {
+	if err := u.session.AwaitTurn(context.Background()); err != nil {
 		return err
 	}
 	defer u.giveTurn()
@@ -123,7 +123,7 @@ func (u *unit) lastSent() error {
 		return u.atCommit.last.err
 	case u.atCommit.last.locked:
 		u.passOn()
-	case !u.link.Clean() || !u.link.Valid():
+	case !u.session.Clean() || !u.session.Valid():
 		u.breakLink()
 	}
 	return nil
@@ -139,7 +139,7 @@ func (u *unit) sendText() error {
 		switch {
 		case locked:
 			u.passOn()
-		case err == nil && !u.link.Clean():
+		case err == nil && !u.session.Clean():
 			u.breakLink()
 		}
 		return err
@@ -175,10 +175,10 @@ func (u *unit) unfinished(op string, err error, refused bool, e *epilogue) error
 		u.cause = u.error(op, lockerr.With(lockerr.ErrLost, u.overran))
 		return u.error(op, u.overran)
 	}
-	if op == "commit" && !refused && server.Unknown(err, u.link.Conn) {
+	if op == "commit" && !refused && server.Unknown(err, u.session.Conn) {
 		err = fmt.Errorf("the transaction may be committed: %w", err)
 	}
-	if (refused || server.Number(err) != 0) && !server.Gone(err, u.link.Conn) {
+	if (refused || server.Number(err) != 0) && !server.Gone(err, u.session.Conn) {
 		// The rest of the transaction must be rolled back: the server has refused to commit it, or a
 		// grant is not held any more.
 		switch {

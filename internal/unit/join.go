@@ -91,7 +91,7 @@ func (u *unit) verify(ctx context.Context) error {
 		return err
 	}
 	defer u.giveTurn()
-	if err := u.ctxState.verify(ctx, u.link); err != nil {
+	if err := u.ctxState.verify(ctx, u.session); err != nil {
 		return u.error("lock", noRetry(err))
 	}
 	return nil
@@ -139,15 +139,15 @@ func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
 	defer release()
 	p.asked = true
 	r.seen, ctx = u.ctxState.handle.Observe(ctx, r.resources...)
-	locked, alive, err := u.l.RowLocks.Join(ctx, u.link, r.Request)
-	r.seen.Answered(u.link, nil, 0, err)
+	locked, alive, err := u.l.RowLocks.Join(ctx, u.session, r.Request)
+	r.seen.Answered(u.session, nil, 0, err)
 	if err == nil {
 		u.savepoints.hasOlder = u.savepoints.hasOlder || len(u.rowLocks.rows) == 0
 		u.granted(r, nil, locked)
 		return nil
 	}
 	if !alive || !first {
-		gone := server.Gone(err, u.link.Conn)
+		gone := server.Gone(err, u.session.Conn)
 		err = noRetry(err)
 		u.lose(err, gone)
 	}

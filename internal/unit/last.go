@@ -35,7 +35,7 @@ func joins(st *statement.Statement, info server.Info) bool {
 func (u *unit) joinsCommit(st *statement.Statement) bool {
 	nothingToAsk := len(u.ctxState.grants.list)+len(u.outer)+len(u.atCommit.doubts) == 0 && !u.rowLocks.raises
 	endsByText := u.opts == (driver.TxOptions{}) && !u.ctxState.handle.ByCalls() && !u.inside()
-	return st.Last && !st.Query && u.link.Packs() && nothingToAsk && endsByText && joins(st, u.l.Info())
+	return st.Last && !st.Query && u.session.Packs() && nothingToAsk && endsByText && joins(st, u.l.Info())
 }
 
 // certain limits how long a caller whose context has ended is kept for the answer to a write with COMMIT
@@ -66,9 +66,9 @@ func (u *unit) runLast(ctx context.Context, st *statement.Statement) (driver.Res
 		handoff = u.rowLocks.handoff
 		texts = append(texts, handoff.NextSQL())
 	}
-	lp := newPacket(u.l, u.link, st)
+	lp := newPacket(u.l, u.session, st)
 	lp.send(ctx, func(own context.Context) (err error) {
-		lp.answers, err = server.SendBehind(own, u.link.Conn, lp.text(), st.Args, texts...)
+		lp.answers, err = server.SendBehind(own, u.session.Conn, lp.text(), st.Args, texts...)
 		return err
 	})
 	if len(lp.answers) == 0 && server.Unchanged(lp.err) {

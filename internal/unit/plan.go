@@ -238,7 +238,7 @@ func (cs *ctxState) caller(pooled bool) handle.Caller {
 	if cs != nil {
 		c.Asked = &cs.asked
 		if cs.unit != nil {
-			c.Keeps, c.Holds = cs.unit.link, true
+			c.Keeps, c.Holds = cs.unit.session, true
 		}
 	}
 	return c

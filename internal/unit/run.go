@@ -40,7 +40,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	}()
 	r, res, err := u.send(open, st)
 	if st.Info.Taints {
-		u.link.Taint() // the connection must not reach the next user
+		u.session.Taint() // the connection must not reach the next user
 	}
 	if err != nil {
 		returned = true
@@ -55,7 +55,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	if ctx.Err() != nil && !fromLock(context.Cause(ctx)) {
 		u.overran = ctx.Err()
 	}
-	u.link.Touch()
+	u.session.Touch()
 	u.past.read = u.past.read || st.Info.Snapshot
 	if u.savepoints.hasOlder {
 		u.savepoints.noteSavepoint(st)
@@ -65,7 +65,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	// over ends the statement. Closing streamed rows calls over without the context state's turn.
 	over := func(err error) {
 		u.stream.broken = err
-		u.link.Touch()
+		u.session.Touch()
 		u.giveTurn()
 		release()
 	}
@@ -85,7 +85,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 // panicked ends the unit after a statement that did not return: the driver, or the reader of LOAD DATA
 // LOCAL, has panicked, or ended its goroutine. The caller has the connection's turn; panicked ends it.
 func (u *unit) panicked(op string) {
-	_ = u.link.Close()
+	_ = u.session.Close()
 	u.lose(u.error(op, lockerr.With(lockerr.ErrLost, errors.New("a statement has panicked, or ended its goroutine, "+
 		"so its connection was closed"))), true)
 	u.giveTurn()
@@ -96,7 +96,7 @@ func (u *unit) overdue() error {
 	if u.atCommit.last != nil {
 		return nil
 	}
-	return u.l.KeepAlive.Overdue(u.link)
+	return u.l.KeepAlive.Overdue(u.session)
 }
 
 // takeLink waits for the turn to use the unit's connection. It fails if the unit is lost, or if its rows
@@ -109,7 +109,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 		return u.error(op, lockerr.With(lockerr.ErrUnsafe, errors.New(
 			"the rows of an earlier query of this unit of work are still being read (they were too many to read ahead): close them first")))
 	}
-	if err := u.link.AwaitTurn(ctx); err != nil {
+	if err := u.session.AwaitTurn(ctx); err != nil {
 		return err
 	}
 	if !u.past.touched && u.rowLocks.handoff != nil {
@@ -159,8 +159,8 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 			return nil, res, err
 		}
 	}
-	st.Alone = u.link.Splits()
-	rows, res, err := st.Run(ctx, u.link.Conn)
+	st.Alone = u.session.Splits()
+	rows, res, err := st.Run(ctx, u.session.Conn)
 	if st.Alone && server.Unpreparable(err) {
 		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("under a lock a statement with a semicolon in its text or its "+
 			"arguments is prepared, so that it stays one statement, "+
@@ -178,12 +178,12 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 // before the statement, and returns functions that ask afterwards what the statement has done.
 func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []func(context.Context) error, err error) {
 	if st.Info.Calls {
-		err = server.Exec(ctx, u.link.Conn, "SAVEPOINT mysqllock_call")
+		err = server.Exec(ctx, u.session.Conn, "SAVEPOINT mysqllock_call")
 		ask = append(ask, u.askAfterCall)
 	}
 	if err == nil && u.savepoints.mayFree(st) {
 		var before string
-		before, err = rolledBack(ctx, u.link.Conn, u.l.Info())
+		before, err = rolledBack(ctx, u.session.Conn, u.l.Info())
 		ask = append(ask, func(ctx context.Context) error { return u.stillLocked(ctx, before) })
 	}
 	return ask, err
@@ -191,8 +191,8 @@ func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []fun
 
 // prepare prepares st on the session.
 func (u *unit) prepare(ctx context.Context, st *statement.Statement) (err error) {
-	st.On = u.link.Conn
-	st.Stmt, err = statementsOf(u.link).prepared(ctx, u.link.Conn, st.Text, typesOf(st.Args))
+	st.On = u.session.Conn
+	st.Stmt, err = statementsOf(u.session).prepared(ctx, u.session.Conn, st.Text, typesOf(st.Args))
 	return err
 }
 
@@ -216,7 +216,7 @@ func (u *unit) resolveDoubts(ctx context.Context, op string) error {
 // askAfterCall asks what a procedure has done to the transaction. It may have committed, or swallowed a
 // deadlock. In both cases the savepoint from before the call has gone.
 func (u *unit) askAfterCall(ctx context.Context) error {
-	err := server.Exec(ctx, u.link.Conn, "RELEASE SAVEPOINT mysqllock_call")
+	err := server.Exec(ctx, u.session.Conn, "RELEASE SAVEPOINT mysqllock_call")
 	if server.NoSavepoint(err) {
 		return errors.New("the procedure has ended the transaction, and with it the lock")
 	}
@@ -294,9 +294,9 @@ var errUnchecked = lockerr.With(lockerr.ErrUnsafe, errors.New(
 // it. ctx is the caller's. The caller has the connection's turn.
 func (u *unit) checkAnswer(ctx context.Context, op string, err error) error {
 	if server.Number(err) != 0 {
-		u.link.Touch() // the server has answered
+		u.session.Touch() // the server has answered
 	}
-	gone := server.Gone(err, u.link.Conn)
+	gone := server.Gone(err, u.session.Conn)
 	if errors.Is(err, driver.ErrBadConn) && !errors.Is(err, lockerr.ErrLost) && ctx.Err() != nil {
 		err = ctx.Err() // the end of ctx has closed the connection right before the statement was sent
 	}
@@ -376,10 +376,10 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	u.past.read, u.past.looked = u.past.read || u.past.looked, false
 	err := u.resolveDoubts(open, op)
 	if err == nil {
-		if err = server.Exec(open, u.link.Conn, text); err != nil {
+		if err = server.Exec(open, u.session.Conn, text); err != nil {
 			err = u.checkAnswer(ctx, op, err)
 		} else {
-			u.link.Touch()
+			u.session.Touch()
 		}
 	}
 	return err

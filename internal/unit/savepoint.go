@@ -73,7 +73,7 @@ func rolledBack(ctx context.Context, base driver.Conn, info server.Info) (string
 // rolledBack returned before that. To take such locks again would not do: another holder may have come
 // and gone in between.
 func (u *unit) stillLocked(ctx context.Context, before string) error {
-	now, err := rolledBack(ctx, u.link.Conn, u.l.Info())
+	now, err := rolledBack(ctx, u.session.Conn, u.l.Info())
 	if err == nil && now != before {
 		err = errors.New("the transaction has gone back to a savepoint that is older than the lock, which frees the lock; " +
 			"take the lock before the savepoint, or begin the transaction with the lock context")

@@ -51,7 +51,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	defer u.giveTurn()
 	open, release := u.untilClosed(ctx)
 	defer release()
-	base, err := statementsOf(u.link).prepared(open, u.link.Conn, text, "")
+	base, err := statementsOf(u.session).prepared(open, u.session.Conn, text, "")
 	if err != nil {
 		return nil, u.checkAnswer(ctx, "prepare", err)
 	}

@@ -45,14 +45,14 @@ import (
 // state guards all of it. To use the session takes the connection's own turn, too.
 type unit struct {
 	// The session, and the transaction on it that holds the locks.
-	l      *handle.Locks
-	link   *pool.Conn
-	txn    *pool.Txn
-	opts   driver.TxOptions
-	levels sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
-	since  time.Time      // when the unit began, with its locks granted
-	limit  time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
-	next   func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
+	l       *handle.Locks
+	session *pool.Conn
+	txn     *pool.Txn
+	opts    driver.TxOptions
+	levels  sqltext.Levels // isolation levels that the transaction may have; 0 for those of a new connection
+	since   time.Time      // when the unit began, with its locks granted
+	limit   time.Duration  // of COMMIT and ROLLBACK; 0 for none, as without a lock
+	next    func()         // hands the session over to the next caller that wants the same key; nil if it goes back to the pool
 
 	// The lock context and the holds around the unit, and the caller's transactions in it.
 	ctxState *ctxState
@@ -192,7 +192,8 @@ const commitLimit = 30 * time.Second
 // newUnit returns the unit that o opens, with the transaction txn on its session.
 func newUnit(o *opener, txn *pool.Txn) *unit {
 	u := &unit{
-		l: o.p.l, since: time.Now(), heldHint: o.p.h, ctxState: o.ctxState, link: o.link, txn: txn, opts: o.opts, levels: o.levels, hold: o.hold,
+		l: o.p.l, session: o.session, txn: txn, opts: o.opts, levels: o.levels, since: time.Now(),
+		ctxState: o.ctxState, heldHint: o.p.h, hold: o.hold,
 		rowLocks: rowLocks{rows: make(map[string]*row)}, life: lifetime{until: o.end}, outer: o.p.around,
 		relying: relying{allowStale: o.p.h.AllowStale}, past: past{touched: o.last != nil}, atCommit: atCommit{last: o.last},
 	}
@@ -263,11 +264,11 @@ func (u *unit) slotOf(resource strategy.Resource) (slot int, ok bool) {
 func (u *unit) giveTurn() {
 	switch {
 	case u.state != stateEnded:
-		u.link.EndTurn()
+		u.session.EndTurn()
 	case u.next != nil:
 		u.next()
 	default:
-		u.link.Release()
+		u.session.Release()
 	}
 }
 
@@ -292,7 +293,7 @@ func (u *unit) lose(cause error, gone bool) {
 	if !errors.Is(cause, lockerr.ErrLost) && !conflict {
 		u.cause = u.error("statement", lockerr.With(lockerr.ErrLost, cause))
 	}
-	if gone || !u.link.Valid() || u.txn.Rollback(commitLimit) != nil {
+	if gone || !u.session.Valid() || u.txn.Rollback(commitLimit) != nil {
 		u.breakLink()
 	}
 	u.detach(u.ctxState.grants.list...)
@@ -329,7 +330,7 @@ func (u *unit) cancelHolds() {
 // breakLink gives up a session that may still carry the lock.
 func (u *unit) breakLink() {
 	u.ctxState.handle.Doubt()
-	u.link.Taint()
+	u.session.Taint()
 	u.kill()
 }
 
@@ -337,7 +338,7 @@ func (u *unit) breakLink() {
 // and would keep the lock until that is done.
 func (u *unit) kill() {
 	if u.l.Info().Kills {
-		u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillConnection(ctx, u.link) })
+		u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillConnection(ctx, u.session) })
 	}
 }
 
@@ -385,7 +386,7 @@ func (u *unit) end() {
 	for _, r := range u.rowLocks.rows {
 		r.Forget(hint.ToldSlot) // the key itself is the first slot, too: see plan.add
 	}
-	u.l.KeepAlive.Forget(u.link)
+	u.l.KeepAlive.Forget(u.session)
 	if u.life.stop != nil { // see watchEnd
 		u.life.stop()
 		u.l.Forget(u)
@@ -451,7 +452,7 @@ func (u *unit) fail(cause error, gone bool) {
 		return
 	}
 	u.cutStream()
-	_ = u.link.AwaitTurn(context.Background())
+	_ = u.session.AwaitTurn(context.Background())
 	defer u.giveTurn()
 	var said *lockerr.Error
 	if !errors.As(cause, &said) {
@@ -487,7 +488,7 @@ func (u *unit) error(op string, err error) error {
 	slices.Sort(keys)
 	e := &lockerr.Error{Op: op, Key: strings.Join(slices.Compact(keys), ", "), Strategy: strategy, Err: err}
 	if errors.Is(err, lockerr.ErrLost) && u.state == stateOpen && strategy == hint.StrategyRow {
-		e.Held, e.ConnectionID = time.Since(u.since), u.link.KnownID()
+		e.Held, e.ConnectionID = time.Since(u.since), u.session.KnownID()
 	}
 	return e
 }
