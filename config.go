@@ -93,12 +93,12 @@ type Config struct {
 	// "" means host:pid:program. (lockOwner)
 	Owner string
 
-	// HandOvers and HandOverTime bound how long a lock that many goroutines of this
-	// process want goes from one to the next (a lease, an advisory lock, or the row
-	// lock of Do and Acquire), before it is offered to other processes: at most so
-	// many times, and only while so much time has not passed; 0 means 30 times, and
-	// 10 ms. An advisory lock that no other process took when it was offered last is
-	// bounded by the time alone.
+	// HandOvers and HandOverTime bound for how long this process keeps a lock that
+	// many of its goroutines want. A lease, an advisory lock, or the row lock of Do
+	// and Acquire goes from one goroutine to the next at most HandOvers times, and
+	// for at most HandOverTime. Then it is offered to other processes. 0 means 30
+	// times, and 10 ms. If no other process took an advisory lock when it was offered
+	// last, the time alone bounds it.
 	// For row locks both are the bounds between two COMMITs, at which processes
 	// that wait get the lock; and at most HandOvers COMMITs in a row lock for the
 	// next caller. A holder that has run no statement, and hands its row lock over,

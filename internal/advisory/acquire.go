@@ -63,7 +63,8 @@ type attempt struct {
 	calm  time.Duration // the longest wait that a connection survives, learned when one broke; 0 if it is not known
 }
 
-var errInterrupted = lockerr.With(lockerr.ErrTimeout, errors.New("the lock statement was interrupted"))
+// errInterrupted is for a GET_LOCK that has returned NULL: a KILL is no sign that somebody has the lock.
+var errInterrupted = strategy.NoAnswer(errors.New("it interrupted the lock statement"))
 
 // allowed refuses to work on a cluster, on which named locks do not exclude.
 func (l *Locker) allowed() error {

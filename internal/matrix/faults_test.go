@@ -73,7 +73,7 @@ var faults = []fault{
 		return err
 	}},
 
-	{name: "KILL at take", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, mysqllock.ErrTimeout, mysqllock.ErrNoAnswer, killed}, keys: true, run: func(r *run) error {
+	{name: "KILL at take", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, mysqllock.ErrNoAnswer, killed}, keys: true, run: func(r *run) error {
 		return r.hit(dbtest.Fault{At: isTake, Answer: killed})
 	}},
 	{name: "KILL at commit", ttl: longTTL, want: []error{nil, mysqllock.ErrLost, killed}, run: func(r *run) error {

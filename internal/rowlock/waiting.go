@@ -120,6 +120,9 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 	texts := a.waitSQL(bound, mark)
 	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return send(own, mark, texts) })
+	if server.Interrupted(err) { // the statement has waited
+		a.Heard.Store(true)
+	}
 	if !stopped {
 		return err
 	}

@@ -303,10 +303,11 @@ func (t Terms) Failure(op, key string, err error) *lockerr.Error {
 // it has granted the lock too late.
 type Heard struct{ atomic.Bool }
 
-// From notes that somebody has the key, if err says so. err is the error of a lock statement, which may also have
-// been ended while it waited.
+// From notes that somebody has the key, if err says so, the error of a lock statement. A limit of its own ends a
+// statement while it waits. A KILL may come to one that does not wait, and says nothing of the key.
 func (h *Heard) From(err error) {
-	if server.Locked(err) || server.Deadlock(err) || server.Interrupted(err) {
+	limit := server.Interrupted(err) && server.Number(err) != server.QueryInterrupted
+	if server.Locked(err) || server.Deadlock(err) || limit {
 		h.Store(true)
 	}
 }
