@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -89,9 +90,13 @@ func run(ctx context.Context, args []string) (err error) {
 // measure starts the servers, runs everything, and stops them again.
 func measure(ctx context.Context, log io.Writer, scale float64, only *regexp.Regexp, short bool, delays []time.Duration) (r *record, err error) {
 	before := load()
-	for wait := 0; !short && halfUsed(before) && wait < 24 && ctx.Err() == nil; wait++ { // the compiler's work counts for a while
-		time.Sleep(5 * time.Second)
-		before = load()
+	for waits := 0; !short && waits < 24 && busyMachine(before, runtime.NumCPU()); waits++ {
+		select {
+		case <-time.After(5 * time.Second): // the compiler's work counts for a while
+			before = load()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	all, missing, err := startServers(ctx)
 	if err != nil {
@@ -101,8 +106,7 @@ func measure(ctx context.Context, log io.Writer, scale float64, only *regexp.Reg
 	if len(missing) > 0 {
 		fmt.Fprintf(log, "not installed, so not compared: %s\n", strings.Join(missing, ", "))
 	}
-	r = newRecord(all, missing)
-	r.Machine.LoadBefore = before
+	r = newRecord(all, missing, before)
 	for _, delay := range delays {
 		x, err := examineProxy(delay)
 		if err != nil {

@@ -21,7 +21,7 @@ func (r *record) page() string {
 	if len(r.Missing) > 0 {
 		say("Not installed, so not compared: %s.", strings.Join(r.Missing, ", "))
 	}
-	if r.loaded() {
+	if busyMachine(r.Machine.LoadBefore, r.Machine.Cores) {
 		say("**The machine was busy with other work (load %s when the run began): do not rely on the figures below.**", r.Machine.LoadBefore)
 	}
 	b.WriteString(r.opening())
@@ -268,9 +268,6 @@ func usualOnes(names []string) []string {
 	others := append(selling(insertDelete, redisTuned), leasts...)
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(others, name) })
 }
-
-// loaded reports whether the machine had more to do than it has cores when the run began.
-func (r *record) loaded() bool { return lastMinute(r.Machine.LoadBefore) > float64(r.Machine.Cores) }
 
 // column is one figure of all contenders, as it is or against that of another
 // contender on the same server.

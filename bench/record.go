@@ -44,7 +44,7 @@ var libraries = []string{
 	"github.com/redis/go-redis/v9", "go.etcd.io/etcd/client/v3",
 }
 
-func newRecord(all servers, missing []string) *record {
+func newRecord(all servers, missing []string, before string) *record {
 	r := &record{Begun: time.Now(), Missing: missing, Versions: map[string]string{"Go": strings.TrimPrefix(runtime.Version(), "go")}}
 	for name, s := range all {
 		r.Versions[name] = s.version
@@ -58,7 +58,7 @@ func newRecord(all servers, missing []string) *record {
 	}
 	r.Machine = machine{
 		CPU: fromFile("/proc/cpuinfo", `(?m)^model name\s*: (.*)$`), Cores: runtime.NumCPU(),
-		Memory: fromFile("/proc/meminfo", `(?m)^MemTotal:\s*(.*)$`), System: system(),
+		Memory: fromFile("/proc/meminfo", `(?m)^MemTotal:\s*(.*)$`), System: system(), LoadBefore: before,
 	}
 	return r
 }
@@ -68,14 +68,11 @@ func (r *record) finish() { r.Ended, r.Machine.LoadAfter = time.Now(), load() }
 // load is how busy the machine was in the last 1, 5 and 15 minutes.
 func load() string { return fromFile("/proc/loadavg", `^(\S+ \S+ \S+)`) }
 
-// halfUsed reports whether half of the machine was in use in the last minute.
-func halfUsed(load string) bool { return lastMinute(load) > float64(runtime.NumCPU())/2 }
-
-// lastMinute is the first of the three numbers in load; 0 if it has none.
-func lastMinute(load string) float64 {
+// busyMachine reports whether more than half of the cores had something to do in the last minute before load.
+func busyMachine(load string, cores int) bool {
 	first, _, _ := strings.Cut(load, " ")
-	n, _ := strconv.ParseFloat(first, 64)
-	return n
+	lastMinute, err := strconv.ParseFloat(first, 64)
+	return err == nil && lastMinute > float64(cores)/2
 }
 
 func system() string {

@@ -226,7 +226,7 @@ func (l *Locker) Take(ctx context.Context, r strategy.Request) ([]strategy.Grant
 	return []strategy.Grant{held}, nil
 }
 
-// leaseOn returns a request for a lease on row, as the resource resource asks for it.
+// leaseOn returns a request for a lease on row, as resource asks for it.
 func leaseOn(resource strategy.Resource, row string, wait time.Duration, waiting strategy.Waiting, lost func()) Request {
 	return Request{
 		Key: row, TTL: resource.TTL, MinHold: resource.MinHold, MaxHold: resource.MaxHold, Wait: wait, Waiting: waiting,

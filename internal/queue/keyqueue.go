@@ -95,7 +95,7 @@ func (kq *keyQueue) holding() (held *Ticket) {
 	return held
 }
 
-// holder returns who has the ticket of held, with how long that has held the key.
+// holder returns who has the key, and since when, and the ticket of that caller. It returns nil if nobody has the key.
 func (kq *keyQueue) holder() (*lockerr.Holder, *Ticket) {
 	t := kq.holding()
 	if t == nil {
