@@ -69,7 +69,7 @@ func TestEachRedLossCountsInTheFigure(t *testing.T) {
 		later := openTab(t, url, 1200, 900)
 		later.until("it shows the loss", func() bool { return red(later) > 0 })
 		dbtest.Equal(t, "the figure is %s", later.text("#losses"), fmt.Sprint(red(later)))
-		if note := later.text("div:has(> #losses) dt"); !strings.HasPrefix(note, "Losses in the ") || !strings.HasSuffix(note, " s watched") {
+		if note := later.text("div:has(> #losses) dt"); !strings.HasPrefix(note, "Losses in the ") || !strings.HasSuffix(note, " watched") {
 			t.Errorf("of the losses it says %q", note)
 		}
 	})
