@@ -47,12 +47,13 @@ type Config struct {
 
 	// MaxConns is the most connections that this handle opens to the server, for
 	// everything: statements, transactions, locks, and killing waiters. 0 is no such
-	// limit; else it is at least 5. Up to 7, three of them are kept for the driver, from 8 on
-	// four: statements, transactions and sessions have the others. The kept ones are for making rows
-	// and killing waiters (one, from 8 on two), for leases (one), and for advisory locks
-	// (one). With MaxConns a caller that waits for a lock of this
-	// process has no connection, and a connection of [database/sql] has a real one only
-	// while it needs it: leave SetMaxOpenConns alone. See docs/connections.md. (maxConns)
+	// limit; else it is at least 5. The driver keeps a few of them for itself: one for
+	// leases, one for advisory locks, and one for making rows and killing waiters, from 8
+	// on two. All others run statements, transactions and sessions.
+	//
+	// With MaxConns a caller that waits for a lock of this process has no connection, and
+	// a connection of [database/sql] has a real one only while it needs it: leave
+	// SetMaxOpenConns alone. See docs/connections.md. (maxConns)
 	MaxConns int
 
 	// LockMaxConns is the most sessions that Do, Acquire, and reads outside of transactions have at a

@@ -1,12 +1,12 @@
 // Package keyrow makes the rows of keys in the lock table, and remembers which rows exist.
 //
-// A row is made on a control connection, in a transaction of its own. While an insert splits an index
-// page, InnoDB turns the row lock of another transaction at REPEATABLE READ into a lock of the gap in front
-// of that row as well, and no row can be made in the gap until that transaction ends (seen on MariaDB 10.11
-// in INNODB_LOCK_WAITS: an insert waits for "supremum pseudo-record" of a transaction that has locked one
-// row). So the first use of a key can wait for the holder of a neighbour's. If the caller itself holds that
-// row, it waits for its own transaction, until the control connection gives up after 10 s, and is told
-// lockerr.ErrNoAnswer. Keys that have been used before do not wait.
+// A row is made on a control connection, in a transaction of its own. It may have to wait for the holder of a
+// neighbour's row: while an insert splits an index page, InnoDB makes of the row lock of another transaction at
+// REPEATABLE READ a lock of the gap in front of that row, too. Until that transaction ends, no row can be made in
+// the gap. (Seen on MariaDB 10.11 in INNODB_LOCK_WAITS: an insert waits for the "supremum pseudo-record" of a
+// transaction that has locked one row.) If the caller itself holds the neighbour's row, it waits for its own
+// transaction. Then the control connection gives up after 10 s, and the caller gets lockerr.ErrNoAnswer. Keys that
+// have been used before do not wait.
 package keyrow
 
 import (

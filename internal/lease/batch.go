@@ -469,9 +469,9 @@ func decide(takes []*take, leaves []*leaving, rows [][]string) (granted []*take,
 	return granted, held, nil
 }
 
-// lookSQL locks those rows that nobody has locked. Of each row it says: name, token, whether the lease is ours,
-// microseconds left, and for a request whether it may be granted: to find that out, the connection takes the wake-up
-// lock, if nobody has it. For a request for k, and a release of l:
+// lookSQL locks those rows that nobody has locked. Its columns are the name, the token, whether the lease is ours, the
+// microseconds left, and for a request whether it may be granted. To find that out, the connection takes the wake-up lock,
+// if nobody has that. For a request for k, and a release of l:
 //
 //	SELECT name, token, owner <=> 'me',
 //	  IF((owner IS NOT NULL AND expires > UTC_TIMESTAMP(6)), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), 0),

@@ -433,9 +433,9 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 	}
 }
 
-// release tries to release a lease until ctx ends, whatever the server answers: a row is locked only for a moment, a KILL
-// is over, a server takes writes again, and another connection may be better. done means that the row is free, or not
-// ours any more. sent means that an earlier try may have succeeded.
+// release tries to release a lease until ctx ends, whatever the server answers. The next try may go better: a row is locked
+// only for a moment, a KILL is over, a server takes writes again, another connection works. done: the row is free, or not
+// ours any more. sent: an earlier try may have succeeded.
 func (l *Locker) release(ctx context.Context, g *Grant, sent bool) (done bool, err error) {
 	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
 		found, asked, failed := l.releaseOnce(ctx, g, pause > strategy.Pace)

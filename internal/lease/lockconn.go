@@ -21,9 +21,9 @@ import (
 // none ever waits, and a holder that loses its connection loses its lock. In this package any statement has its turn, a
 // lost connection costs waiters a quarter of a second, and a connection without a wake-up lock goes back to the pool at
 // once. Both packages gather requests by package batch, poll at the pace of package strategy, and begin a wait as
-// package server does. One kind of lock connection for both would have to be told who opens it, how long it stays
-// without a lock, whether a caller waits for its turn or joins a batch, how many locks it has, what pings it, and by
-// which clock it is lost.
+// package server does. The two kinds differ in who opens a connection, how long it stays without a lock, whether a caller
+// waits for its turn or joins a batch, how many locks it has, what pings it, and by which clock it is lost. One kind for
+// both would have to be told all that.
 type lockConn struct {
 	c        *pool.Conn
 	waits    bool                  // the connection is a waiter's own, on which the waiter may block; guarded by the turn

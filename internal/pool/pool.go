@@ -35,9 +35,9 @@ type Config struct {
 	Keeps   bool    // one of the budget's permits is kept for this pool: see [Pool.Keep]
 
 	// Bare: the connections are for statements of the application, as Connect opens them. They are not set up, and not asked for
-	// their ids, so the fields below do not count. Opening, looking at a connection before its next use, and waiting go as in
-	// database/sql: an opening that fails is tried again only if the server is full, and a caller whose context ends gets the
-	// context's error, unless the caller has a patience.
+	// their ids, so the fields below do not count. They are opened, looked at before their next use, and waited for as in
+	// database/sql. If one cannot be opened, that is tried again only if the server is full. If a caller's context ends, the
+	// caller gets the context's error, unless it has a patience.
 	Bare bool
 
 	// BeforeSetup is called with each new connection before anything is sent on it, and may refuse it; nil for none.

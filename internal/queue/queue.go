@@ -44,9 +44,9 @@ type Queue struct {
 	claims map[string][]*Ticket // by key: see Claim
 }
 
-// TryEnter returns a ticket that is in front of the queues of all keys. If others are in the way, ok is false, and
-// holder is one of these that holds the lock; nil if none holds it yet. passing is for a caller that will not wait in
-// front either: it may share a key with others in front before these hold the key.
+// TryEnter returns a ticket that is in front of the queues of all keys. If others are in the way, ok is false. holder
+// is one of these others that holds the lock; nil if none holds it yet. passing is for a caller that will not wait in
+// front either: it may share a key with others in front before they hold the key.
 func (q *Queue) TryEnter(keys []Key, passing bool) (t *Ticket, holder *lockerr.Holder, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

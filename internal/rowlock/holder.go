@@ -119,9 +119,9 @@ func (l *Locker) blockerSQL(bound time.Duration, waiter string) string {
 		" WHERE " + waiter + " AND b.trx_state <> 'LOCK WAIT' LIMIT 1"
 }
 
-// lockedBySQL asks MySQL which connection has locked one of the rows. It looks for the lock of that transaction on the
-// table, since the thread of a row's lock does not tell: it changes to that of another connection whose inserts split
-// the index page, or that waits for a row just inserted (measured on MySQL 9.7). The row's lock comes first in the join,
+// lockedBySQL asks MySQL which connection has locked one of the rows. It goes by the lock of that transaction on the
+// table. The thread of a row's lock would not do: it becomes the thread of another connection whose inserts split the
+// index page, or that waits for a row just inserted (measured on MySQL 9.7). The row's lock comes first in the join,
 // so that the server does not look for other transactions. A lock on the gap before a row locks nobody out of the row.
 // For connection 12, which waits:
 //

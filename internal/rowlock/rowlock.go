@@ -85,11 +85,11 @@
 // # Slots
 //
 // The slots of a key are rows; a holder locks one of them. At most as many callers of a process as there are slots look
-// for a slot at the same time. They look by [strategy.Attempt.TakeSlot], as for leases: a caller tries the slot that was
-// released last, or a random one, then one that a control connection has found free with SKIP LOCKED. (A search in the
-// holder's own transaction, at REPEATABLE READ, would lock the gap behind each locked row, and nobody could make a row
-// there.) If no slot is free, the caller waits in the server for a random slot, for at most 250 ms, and looks again. If
-// that slot has a lease, the caller waits as long for the lease, without a lock on the row.
+// for a slot at the same time. They look by [strategy.Attempt.TakeSlot], as for leases. First a caller tries the slot that
+// was released last, or a random one. Then a control connection looks for a free slot with SKIP LOCKED, and the caller
+// tries that. (A search in the holder's own transaction, at REPEATABLE READ, would lock the gap behind each locked row, and
+// nobody could make a row there.) If no slot is free, the caller waits in the server for a random slot, for at most 250 ms,
+// and looks again. If that slot has a lease, the caller waits as long for the lease, without a lock on the row.
 //
 // A slot that is released by a goroutine of this process goes to the caller that has
 // looked for the longest time; its wait in the server is stopped for that. So within one

@@ -101,8 +101,8 @@ func (a *attempt) trySQL() (texts []string) {
 	return append(texts, a.settings("")+a.l.selects(a.keys, server.Untimed, " NOWAIT"))
 }
 
-// aloneSQL is trySQL for one key with nothing to tell: where its row is not there, or has a lease or a version, or the server
-// takes no writes, it fails, so that what is behind it in a text does not run. An aggregate returns a row in any case.
+// aloneSQL is trySQL for one key with nothing to tell. It fails if the row is missing, has a lease or a version, or if the
+// server takes no writes; then what is behind it in a text does not run. An aggregate returns a row in any case.
 //
 //	SELECT /*+ MAX_EXECUTION_TIME(4294967295) */ CONNECTION_ID(), MAX(token), NULL,
 //	  IF(MAX(owner IS NULL AND versioned = 0) AND CONCAT(@@read_only, @@innodb_read_only) IN ('00', 'OFFOFF'),

@@ -110,8 +110,9 @@ func (t Table) DDL() string {
 }
 
 // Anew returns the table for a program that has used it, and finds it dropped or emptied. Tokens then go on above all
-// that there were, at the server's clock in microseconds, since somebody may still remember one of those: who began at 1
-// could come to a version that a unit of work has read before, and that would commit on what has changed since.
+// that there were, at the server's clock in microseconds, since somebody may still remember an earlier one. If they began
+// at 1 again, they could reach a version that a unit of work has read before. That unit would commit, although what it has
+// read has changed since.
 func (t Table) Anew() Table {
 	t.anew = true
 	return t

@@ -47,11 +47,10 @@ type Info struct {
 	SnapshotIsolation bool
 }
 
-// OwnSettings are the settings of the driver's own connections, behind SET SESSION: the clock of
-// the server, no limit on the time, the size or the rows of statements, transactions that may
-// write, and the character set in which the names of locks are the same for all programs, whatever
-// the DSN and the account say.
-// Waits have limits of their own. Each server skips the comment for the other.
+// OwnSettings are the settings of the driver's own connections, behind SET SESSION. They count in place of those of the
+// DSN and the account. The clock is the server's; the time, size and rows of statements have no limit; transactions may
+// write; and the character set is the one in which all programs name locks in the same way. Waits have limits of their
+// own. Each server skips the comment for the other.
 const OwnSettings = "timestamp = DEFAULT, sql_mode = '', sql_select_limit = 18446744073709551615," +
 	" sql_big_selects = 1, sql_safe_updates = 0, group_concat_max_len = 1048576, character_set_connection = utf8mb4" +
 	" /*!80000 , max_execution_time = 0, transaction_read_only = 0 */ /*M!100000 , max_statement_time = 0, tx_read_only = 0 */"

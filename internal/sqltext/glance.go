@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// simple reports whether the query begins with one of verbs, which have as many letters, and has behind it no bytes but
-// those of words and numbers, the usual ones between them, and more; no word that draws from a sequence, and no name whose
-// backquote is missing.
+// simple reports whether the query begins with one of verbs, all of the same length, and has nothing behind it but words,
+// numbers, the usual bytes between them, and the bytes in more. None of its words draws from a sequence, and no name lacks
+// its backquote.
 func simple(query, more string, verbs ...string) bool {
 	verb := len(verbs[0])
 	if len(query) < verb || !slices.ContainsFunc(verbs, func(v string) bool { return strings.EqualFold(query[:verb], v) }) {

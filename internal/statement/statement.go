@@ -73,8 +73,9 @@ func (s *Statement) Run(ctx context.Context, base driver.Conn) (driver.Rows, dri
 	return stmtRows{r, stmt}, nil, nil
 }
 
-// Joins reports whether the statement, with its arguments in its text, may stand beside others in one text: it is as
-// package sqltext knows a plain one, nothing in it ends a statement, and it is far from what the server takes at most.
+// Joins reports whether the statement, with its arguments in its text, may stand beside others in one text. It may if
+// package sqltext takes it for a plain one, nothing in it ends a statement, and it is much shorter than the longest text
+// that the server takes.
 func (s *Statement) Joins() bool {
 	const most = 1 << 16
 	size, names := len(s.Text), strings.Contains(s.Text, "`")

@@ -130,9 +130,9 @@ func (cs *ctxState) checkRequired(h *hint.Hint, u *unit, st *statement.Statement
 	return err
 }
 
-// keysOf returns the keys under whose locks a statement with h in u runs, sorted: in alone those that
-// nobody else holds at the same time, in shared those that others may hold, too. h is nil without a
-// hint, u if the unit is still to begin.
+// keysOf returns the keys under whose locks a statement with h in u runs, sorted: the keys that nobody else
+// holds at the same time (alone), and those that others may hold, too (shared). h is nil without a hint. u is
+// nil if the unit is still to begin.
 func (cs *ctxState) keysOf(h *hint.Hint, u *unit) (alone, shared []string) {
 	add := func(resource strategy.Resource, keys ...string) {
 		if keys = append(append(keys, resource.Key), resource.Also...); resource.Shared || resource.Slots > 1 {

@@ -130,9 +130,9 @@ func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *st
 	return nil
 }
 
-// lender lends the connection of c to a strategy that reads versions. If c has no connection yet, and only
-// versions are to be taken, the strategy may take a connection for c, provided that it is ready: the query needs
-// the connection right afterwards, unless the caller has to wait. lent says whether the connection is lent now.
+// lender lends the connection of c to a strategy that reads versions. lent says whether it is lent now. c may have no
+// connection yet. Then the strategy takes one for c, if one is ready and only versions are to be taken: the query needs
+// it right afterwards, unless the caller has to wait.
 func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.app.link == nil && !c.handle.Apps().Ready() {

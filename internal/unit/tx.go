@@ -122,9 +122,9 @@ type Tx struct {
 	ctx  context.Context // of BeginTx
 	base driver.Tx       // of a plain one
 	prev *Tx             // the transaction around this one on the same connection
-	// pooled: the transaction is the only use of a light connection, which gives its real one back with
-	// it. database/sql would tell later that the use is over: it first waits for other connections, to
-	// close statements that are prepared on them, and these may be waiting for a real connection.
+	// pooled: the transaction is the only use of a light connection, which gives its real one back at the end of the
+	// transaction. database/sql would say too late that the use is over. It first waits for other connections, to close
+	// statements that are prepared on them, and those connections may be waiting for a real one.
 	pooled bool
 }
 

@@ -77,9 +77,8 @@ func lacking(left *sqltext.Left, st *statement.Statement) string {
 	return ""
 }
 
-// checkLeft returns an error if st must not run in the unit target, on another connection, or on this connection if target is
-// nil: an earlier statement of the use has left something that st would lack there. st is nil for BEGIN, h
-// without a hint.
+// checkLeft returns an error if an earlier statement of the use has left something that st would lack where it is to run: on
+// the session of the unit target, or on this connection if target is nil. st is nil for BEGIN. h is nil without a hint.
 func (c *Conn) checkLeft(op string, h *hint.Hint, st *statement.Statement, target *unit) error {
 	refuse := func(format string, args ...any) error {
 		err := lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(format, args...))
