@@ -89,14 +89,27 @@ func (l *Locker) usable() error {
 	return l.cfg.Info.Leases()
 }
 
-// attempt is one call of Acquire.
+// attempt is one call of Acquire. It goes from stage to stage until it has the lease, or fails:
+//
+//	stage         asks on                                  somebody has the lease    else
+//	stageHandoff  the giver's lock connection              –                         stageSession, if the giver did not have it any more
+//	stageSession  the session of the caller's transaction  stageWait                 stageAsk, if there is no suitable session
+//	stageAsk      a lock connection, alone or in a batch   stageWait                 –
+//	stageWait     a connection of its own, on which it     stageWait                 –
+//	              waits for the wake-up lock; if there is
+//	              none, it polls as in stageAsk
+//
+// An attempt begins with stageHandoff if a caller of its process has handed a lease over to it, and else with stageSession.
+// It fails in place of stageWait if its caller does not wait. If the key's row has vanished, the row is made, and the stage
+// begins again; so it does if a connection breaks and the lease that the attempt may have been granted is given back.
 type attempt struct {
 	strategy.Attempt
 	l         *Locker
 	r         Request
+	stage     stage
 	ttl       time.Duration
 	lasts     time.Duration // how long the server may keep the granted lease: the TTL of a handed-over lease may be greater
-	handoff   *handoff      // the handoff by which the attempt takes over a lease; nil for none
+	handoff   *handoff      // the handoff by which the attempt takes over a lease; nil in other stages than stageHandoff
 	leaseLeft time.Duration // how long the lease in the way still lasted; 0 if that is not known
 	// refused: somebody has locked the row, and the caller does not wait.
 	refused bool
@@ -104,6 +117,16 @@ type attempt struct {
 	endless bool // the caller's context cannot end, only its wait
 	asked   purpose.Asked
 }
+
+// stage is where an attempt asks for the lease.
+type stage int
+
+const (
+	stageHandoff stage = iota
+	stageSession
+	stageAsk
+	stageWait
+)
 
 // resend is how often a request is sent again whose connection broke.
 const resend = 3
@@ -123,41 +146,56 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 	if err := a.Enqueue(ctx, a.l.cfg.Queue, []queue.Key{{Name: a.r.Key}}, a.l, nil); err != nil {
 		return nil, err
 	}
-	if given, handed := a.Ticket.HandedOver().(*handoff); handed {
-		a.handoff = given
-		if g, err := a.takeHandoff(ctx, given.giver); g != nil || err != nil {
-			return g, err
-		}
-		a.handoff = nil
+	a.handoff, _ = a.Ticket.HandedOver().(*handoff)
+	if a.handoff == nil {
+		a.stage = stageSession
 	}
-	if a.Wait > 0 {
-		a.l.awaitDropped(ctx, a.r.Key)
-	}
-	g, ask, err := a.askOnSession(ctx)
-	if ask == nil {
-		return g, err
-	}
-	for again := 0; ; {
-		g, err := ask(ctx)
+	for badConns := 0; ; {
+		g, taken, err := a.ask(ctx)
 		switch {
 		case g != nil:
 			return g, nil
+		case err != nil && a.Ticket == nil: // what may have been granted is given back in the background
+			return nil, err
 		case a.Vanished(err):
 			if err := a.l.cfg.Rows.Renew(ctx, keys); err != nil {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
-		case errors.Is(err, driver.ErrBadConn) && again < 3: // nothing was sent
-			again++
+		case errors.Is(err, driver.ErrBadConn) && badConns < 3: // nothing was sent
+			badConns++
 		case err != nil:
 			return nil, err
+		case !taken:
+			a.stage++
 		case a.Wait == 0 && (!a.refused || !a.Cleaning(ctx, a.l.cfg.Rows)):
 			return nil, lockerr.ErrLocked
 		default:
 			a.Heard.Store(true)
-			ask = a.wait
+			a.stage = stageWait
 		}
 	}
+}
+
+// ask asks for the lease once, or in stageWait for as long as the caller waits. taken: somebody has the lease, or goes first.
+func (a *attempt) ask(ctx context.Context) (g *Grant, taken bool, err error) {
+	switch a.stage {
+	case stageHandoff:
+		if g, err = a.takeHandoff(ctx, a.handoff.giver); g == nil && err == nil {
+			a.handoff = nil
+		}
+		return g, false, err
+	case stageSession:
+		if a.Wait > 0 {
+			a.l.awaitDropped(ctx, a.r.Key)
+		}
+		return a.takeOnSession(ctx)
+	case stageAsk:
+		g, err = a.try(ctx, a.Wait > 0)
+	case stageWait:
+		g, err = a.wait(ctx)
+	}
+	return g, true, err
 }
 
 // takeHandoff makes the attempt the holder of a lease that was handed over, with a new token, in one statement. It
@@ -392,10 +430,16 @@ func (a *attempt) requestBehind(ctx context.Context, lc *lockConn) (g *Grant, ou
 }
 
 // request asks for the lease on lc, by do. The caller has the turn of lc. do runs apart from ctx: at the end of a context
-// the driver closes the socket, and a lease granted by then would be nobody's.
+// the driver closes the socket, and a lease granted by then would be nobody's. ours: lc is still the caller's.
 //
-// ours is false if the answer did not come in time, or if the lease may be granted in spite of an error. Then lc and the
-// ticket are kept in the background until it is sure that the lease is not granted.
+//	answer                        returned           lease that may be granted           lc             ticket
+//	granted                       g, ours            the caller's                        the caller's   the grant's
+//	somebody has the lease        ours               –                                   the caller's   the attempt's
+//	the server has refused        ours, its error    –                                   the caller's   the attempt's
+//	granted, later than the TTL   ours               given back                          the caller's   the attempt's
+//	the connection has broken     errResend          given back (unanswered)             closed         the attempt's
+//	none, or the caller has gone  an error           given back in the background        kept there     kept there
+//	                                                 (handleLate)
 func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Context) (answer, error)) (g *Grant, ours bool, err error) {
 	a.Ticket.Asks()
 	own, stop := a.answerIn(ctx, lc)

@@ -26,25 +26,9 @@ import (
 // A waiter that finds the lease run out and its holder silent closes the connection with the wake-up lock (freeWakeUp). With
 // that session it ends the holder's transaction, which could not commit any more.
 
-// askOnSession takes the lease on the session that the caller lends, if that is suitable. If there is no lease and no error,
-// ask is how the attempt goes on.
-func (a *attempt) askOnSession(ctx context.Context) (g *Grant, ask func(context.Context) (*Grant, error), err error) {
-	g, refused, err := a.takeOnSession(ctx)
-	switch {
-	case g != nil || err != nil:
-	case !refused:
-		ask = func(ctx context.Context) (*Grant, error) { return a.try(ctx, a.Wait > 0) }
-	case a.Wait == 0:
-		err = lockerr.ErrLocked
-	default:
-		ask = a.wait
-	}
-	return g, ask, err
-}
-
-// takeOnSession takes the lease on the session that the caller lends. refused says that somebody has the lease; a.leaseLeft is
-// then how long that lease lasts. Without a lease the session is given back.
-func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, err error) {
+// takeOnSession takes the lease on the session that the caller lends, if that is suitable. taken: somebody has the lease;
+// a.leaseLeft is how long that lasts. Without a lease the session is given back.
+func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, taken bool, err error) {
 	if a.r.Lends == nil || !a.First || a.r.MinHold > 0 || !a.l.grantsOnSessions() {
 		return nil, false, nil
 	}
@@ -68,7 +52,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, er
 	switch {
 	case o.err == nil && o.token == 0:
 		a.Heard.Store(true)
-		a.leaseLeft, refused = o.leaseLeft, o.leaseLeft > 0
+		a.leaseLeft, taken = o.leaseLeft, o.leaseLeft > 0
 	case o.err == nil && ctx.Err() == nil && !o.late(a.ttl):
 		if g, o.err = a.grant(lc, a.Ticket, o.answer); g != nil {
 			return g, false, nil
@@ -87,7 +71,7 @@ func (a *attempt) takeOnSession(ctx context.Context) (g *Grant, refused bool, er
 	}
 	a.r.Lends.Put()
 	if o.err == nil {
-		return nil, refused, nil
+		return nil, taken, nil
 	}
 	lc.gone = true
 	if ctx.Err() == nil && a.freeKey(ctx, lc, false) == nil {
