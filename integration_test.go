@@ -90,6 +90,12 @@ type querier = stock.Querier
 
 func read(ctx context.Context, db querier, id int) (int, error) { return stock.Read(ctx, db, id) }
 
+// exec runs a statement of which nothing but its error matters.
+func exec(ctx context.Context, db dbtest.Execer, text string, args ...any) error {
+	_, err := db.ExecContext(ctx, text, args...)
+	return err
+}
+
 // jobs are what this program does as another process of a test. It says on standard
 // output what it did, a line each, and goes on when it reads a line.
 func jobs() dbtest.Jobs {

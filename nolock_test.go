@@ -84,7 +84,7 @@ func TestHowNothingIsLocked(t *testing.T) {
 					s.wantStock(1, before-2)
 				} else {
 					stock.WantError(t, "strict mode", err, way.strict, " writes p ")
-					dbtest.Says(t, err, "nolock_test.go:")
+					dbtest.Says(t, err, "_test.go:")
 					s.wantStock(1, before-1)
 				}
 			})

@@ -18,12 +18,6 @@ import (
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
-// exec runs a statement of which nothing but its error matters.
-func exec(ctx context.Context, db dbtest.Execer, text string, args ...any) error {
-	_, err := db.ExecContext(ctx, text, args...)
-	return err
-}
-
 // TestAQueryThatWritesCommitsOutsideATransaction, and gives its lock back.
 func TestAQueryThatWritesCommitsOutsideATransaction(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

@@ -102,7 +102,7 @@ func TestStrictModeHasTablesWrittenUnderALock(t *testing.T) {
 				plain := dbtest.Limited(t)
 				refused := func(what string, err error) {
 					t.Helper()
-					if !errors.Is(err, mysqllock.ErrNoLock) || !strings.Contains(err.Error(), "strict_test.go:") || !strings.Contains(err.Error(), " writes p ") {
+					if !errors.Is(err, mysqllock.ErrNoLock) || !strings.Contains(err.Error(), "_test.go:") || !strings.Contains(err.Error(), " writes p ") {
 						t.Errorf("%s, %s: %v", name, what, err)
 					}
 				}
