@@ -12,7 +12,7 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// A lock that ends with its transaction is held by the session of the transaction (Lock.session). So the lock costs one
+// A lock that ends with its transaction is held by the session of the transaction (Grant.session). So the lock costs one
 // round trip: the COMMIT checks and releases it. Like a lock connection the session has an identity, and the server ends
 // the session when it was silent for the TTL. The unit of work keeps the session alive, and is told when it is lost.
 // Locker.Close leaves the session alone.

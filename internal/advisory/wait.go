@@ -89,7 +89,7 @@ func (a *attempt) waitConn(ctx context.Context) *lockConn {
 	if a.countPoller(!free); !free {
 		return nil
 	}
-	ctx, cancel := server.Within(ctx, strategy.Pace)
+	ctx, cancel := server.Within(ctx, strategy.OpeningTime)
 	defer cancel()
 	lc, err := l.connect(ctx, pool.As{Waits: true})
 	if err != nil {

@@ -570,7 +570,7 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 func (a *attempt) freeUntil(until time.Time, lc *lockConn, alive bool) {
 	ctx, cancel := a.l.lingering(until)
 	defer cancel()
-	for a.freeKey(a.releasing(), lc, alive) != nil && strategy.Sleep(ctx, strategy.Pace) {
+	for a.freeKey(a.releasing(), lc, alive) != nil && strategy.Sleep(ctx, strategy.RetryPause) {
 	}
 }
 

@@ -437,8 +437,8 @@ func (l *Locker) lingering(until time.Time) (context.Context, context.CancelFunc
 // only for a moment, a KILL is over, a server takes writes again, another connection works. done: the row is free, or not
 // ours any more. sent: an earlier try may have succeeded.
 func (l *Locker) release(ctx context.Context, g *Grant, sent bool) (done bool, err error) {
-	for pause := strategy.Pace / 5; ; pause = min(2*pause, 2*strategy.Pace) {
-		found, asked, failed := l.releaseOnce(ctx, g, pause > strategy.Pace)
+	for pause := strategy.RetryPause / 5; ; pause = min(2*pause, 2*strategy.RetryPause) {
+		found, asked, failed := l.releaseOnce(ctx, g, pause > strategy.RetryPause)
 		switch {
 		case failed == nil && (found || sent): // if the lease is not found again, an earlier try has released it
 			return true, nil

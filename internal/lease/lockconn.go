@@ -120,7 +120,7 @@ func (l *Locker) borrowOf(ctx context.Context, most int) (*lockConn, error) {
 		}
 		patient, cancel := ctx, func() {}
 		if more { // while the caller waits, the pool may get room for another one
-			patient, cancel = server.Within(ctx, strategy.Pace)
+			patient, cancel = server.Within(ctx, strategy.OpeningTime)
 		}
 		ours, err := l.awaitTurnFor(ctx, patient, busy)
 		cancel()
@@ -172,7 +172,7 @@ func (l *Locker) connect(ctx, arrived context.Context, optional bool) (*lockConn
 func (l *Locker) poolConn(ctx context.Context, as pool.As, optional bool) (*pool.Conn, error) {
 	actx, cancel := ctx, func() {}
 	if optional {
-		actx, cancel = server.Within(ctx, strategy.Pace)
+		actx, cancel = server.Within(ctx, strategy.OpeningTime)
 	}
 	defer cancel()
 	c, err := l.cfg.Conns.AcquireAs(actx, as)

@@ -193,7 +193,7 @@ func (l *Locker) Close() {
 	l.running.Wait() // also waits for renewals, which had their rows locked
 	ctx, cancel = server.Within(context.Background(), handoffWait)
 	defer cancel()
-	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.Pace/5); {
+	for left = l.releaseAll(ctx, left); len(left) > 0 && strategy.Sleep(ctx, strategy.RetryPause/5); {
 		left = l.releaseAll(ctx, left)
 	}
 	l.keepAlive.Close()

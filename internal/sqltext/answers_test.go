@@ -166,8 +166,8 @@ func answer(text string) (words []string) {
 			words = append(words, key+"="+v)
 		}
 	}
-	several("session", levelWords(i.Session))
-	several("next", levelWords(i.Next))
+	several("session", levelWords(i.SetsLevel))
+	several("next", levelWords(i.SetsNextLevel))
 	for _, s := range []State{Idle, Open, Manual} {
 		several(s.String(), stateWords(s, s.After(i.Effect)))
 		several(s.String()+"-part", stateWords(s, s.Within(i.Effect)))
@@ -226,20 +226,12 @@ func leftBy(text string, i Info, key string, err error) (words []string) {
 	return words
 }
 
-// levelWords are the levels that may be in force.
-func levelWords(l Levels) (words []string) {
-	if l == 0 {
-		return []string{"same"}
+// levelWords are the isolation levels that may be in force after a text, by their numbers.
+func levelWords(sets bool) []string {
+	if sets {
+		return []string{"0", "1", "2", "3", "same"}
 	}
-	for i := range 4 {
-		if l>>i&1 == 1 {
-			words = append(words, strconv.Itoa(i))
-		}
-	}
-	if l == AnyLevel {
-		words = append(words, "same")
-	}
-	return words
+	return []string{"same"}
 }
 
 // stateWords are the states that may come after one.

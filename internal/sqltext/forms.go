@@ -53,14 +53,14 @@ var forms = tree([]row{
 	{"INSERT|REPLACE", form{Info: counted, rule: ifSystem, then: thenTarget}},
 	{"UPDATE|DELETE", form{Info: counted, rule: ifSystem, then: thenTables}},
 	{"LOAD DATA|XML", form{rule: ifSystem, then: thenLoad}},
-	{"CALL", form{Info: Info{Calls: true, Snapshot: true, Session: AnyLevel, Effect: anyEffect}, leaves: leavesNoted}},
+	{"CALL", form{Info: Info{Calls: true, Snapshot: true, SetsLevel: true, Effect: anyEffect}, leaves: leavesNoted}},
 	{"HANDLER", form{Info: Info{Snapshot: true}, leaves: leavesAny}},
 	{"DO|SIGNAL|RESIGNAL|KILL|PURGE", form{}},
 
 	{"SET", form{Info: changesNothing, then: thenSet}},
 	{"SET STATEMENT", form{then: thenAnother}}, // MariaDB's
 	{"SET PASSWORD|DEFAULT", form{Info: committing, leaves: leavesNoted}},
-	{"SET TRANSACTION", form{Info: Info{Changes: ChangesNothing, Next: AnyLevel}}},
+	{"SET TRANSACTION", form{Info: Info{Changes: ChangesNothing, SetsNextLevel: true}}},
 	{"USE", form{Info: changesNothing, leaves: leavesAny}},
 	{"GET", form{Info: Info{Changes: ChangesNothing, Recalls: true}, leaves: leavesAny}},
 	{"PREPARE", form{Info: changesNothing, leaves: leavesNoted, kind: "prepared", by: "PREPARE", then: thenName}},

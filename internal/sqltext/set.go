@@ -12,7 +12,7 @@ func (a *analyzer) set() {
 		switch {
 		case a.at("TRANSACTION"):
 			if !global {
-				a.info.Session = AnyLevel
+				a.info.SetsLevel = true
 				a.leaves |= leavesAny
 			}
 		case a.tok == variable && a.current() == "@@":
@@ -72,7 +72,7 @@ func (a *analyzer) assignment(global bool) {
 		a.info.Kind = Commits
 		a.info.Effect = a.info.Effect.then(autocommit(value))
 	case isOneOf(target, "TRANSACTION_ISOLATION", "TX_ISOLATION"):
-		a.info.Session, a.info.Next = AnyLevel, AnyLevel
+		a.info.SetsLevel, a.info.SetsNextLevel = true, true
 	}
 	if a.leaves |= leavesNoted; a.notes {
 		target = strings.ToLower(target)

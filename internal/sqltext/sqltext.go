@@ -105,9 +105,9 @@ type Info struct {
 	// GoesBack: rolls back to a savepoint, which can free the row locks that the transaction has taken since.
 	GoesBack bool
 
-	// Session is AnyLevel if this may set the isolation level that transactions of the connection have from now on, and Next
-	// if it may say what the next transaction alone is to be.
-	Session, Next Levels
+	// SetsLevel: may set the isolation level that transactions of the connection have from now on. SetsNextLevel: may set that of
+	// the next transaction alone.
+	SetsLevel, SetsNextLevel bool
 
 	// Effect is what it does to the connection's State.
 	Effect Effect
@@ -116,7 +116,7 @@ type Info struct {
 // worst is the answer where a text can mean anything.
 var worst = Info{
 	Kind: Commits, Snapshot: true, Taints: true, Recalls: true, FromClient: true,
-	Session: AnyLevel, Effect: anyEffect, GoesBack: true,
+	SetsLevel: true, Effect: anyEffect, GoesBack: true,
 }
 
 // Look says what running query means. Several statements separated by ; count together: Commits over Write over Read. It looks
@@ -186,8 +186,8 @@ func (i Info) either(other Info) Info {
 	i.Anywhere = i.Anywhere || other.Anywhere
 	i.FromClient = i.FromClient || other.FromClient
 	i.GoesBack = i.GoesBack || other.GoesBack
-	i.Session |= other.Session
-	i.Next |= other.Next
+	i.SetsLevel = i.SetsLevel || other.SetsLevel
+	i.SetsNextLevel = i.SetsNextLevel || other.SetsNextLevel
 	return i
 }
 

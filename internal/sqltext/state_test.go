@@ -193,32 +193,32 @@ func stateOf(t *testing.T, conn *sql.Conn) State {
 }
 
 func TestTextsThatSetIsolationLevelsAreSeen(t *testing.T) {
-	for query, want := range map[string]struct{ session, next Levels }{
+	for query, want := range map[string]struct{ session, next bool }{
 		"SELECT 1":                  {},
-		"SET TRANSACTION READ ONLY": {next: AnyLevel},
-		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED":                     {next: AnyLevel},
-		"/* c */ set transaction isolation level serializable":               {next: AnyLevel},
-		"SET SESSION TRANSACTION READ ONLY":                                  {session: AnyLevel},
-		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":             {session: AnyLevel},
-		"SET LOCAL TRANSACTION READ WRITE, ISOLATION LEVEL REPEATABLE READ":  {session: AnyLevel},
+		"SET TRANSACTION READ ONLY": {next: true},
+		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED":                     {next: true},
+		"/* c */ set transaction isolation level serializable":               {next: true},
+		"SET SESSION TRANSACTION READ ONLY":                                  {session: true},
+		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED":             {session: true},
+		"SET LOCAL TRANSACTION READ WRITE, ISOLATION LEVEL REPEATABLE READ":  {session: true},
 		"SET GLOBAL TRANSACTION ISOLATION LEVEL READ COMMITTED":              {},
-		"SET SESSION transaction_isolation = 'READ-COMMITTED'":               {session: AnyLevel, next: AnyLevel},
-		"SET tx_isolation = 'read-uncommitted'":                              {session: AnyLevel, next: AnyLevel},
-		"SET `tx_isolation` = \"REPEATABLE-READ\"":                           {session: AnyLevel, next: AnyLevel},
-		"SET @@session.tx_isolation := 'SERIALIZABLE'":                       {session: AnyLevel, next: AnyLevel},
-		"SET @x = 1, transaction_isolation = `READ-COMMITTED`":               {session: AnyLevel, next: AnyLevel},
-		"SET @@transaction_isolation = 'READ-COMMITTED'":                     {session: AnyLevel, next: AnyLevel},
+		"SET SESSION transaction_isolation = 'READ-COMMITTED'":               {session: true, next: true},
+		"SET tx_isolation = 'read-uncommitted'":                              {session: true, next: true},
+		"SET `tx_isolation` = \"REPEATABLE-READ\"":                           {session: true, next: true},
+		"SET @@session.tx_isolation := 'SERIALIZABLE'":                       {session: true, next: true},
+		"SET @x = 1, transaction_isolation = `READ-COMMITTED`":               {session: true, next: true},
+		"SET @@transaction_isolation = 'READ-COMMITTED'":                     {session: true, next: true},
 		"SET GLOBAL transaction_isolation = 'READ-COMMITTED'":                {},
 		"SET GLOBAL a = 1, transaction_isolation = 'READ-COMMITTED'":         {},
 		"SET @@global.tx_isolation = 'READ-COMMITTED'":                       {},
-		"SET SESSION transaction_isolation = CONCAT('READ-', 'COMMITTED')":   {session: AnyLevel, next: AnyLevel},
-		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET @x = 1": {session: AnyLevel},
-		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: AnyLevel},
-		"CALL p()":  {session: AnyLevel},
-		"EXECUTE s": {session: AnyLevel},
+		"SET SESSION transaction_isolation = CONCAT('READ-', 'COMMITTED')":   {session: true, next: true},
+		"SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET @x = 1": {session: true},
+		"/*!80000 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED */": {session: true},
+		"CALL p()":  {session: true},
+		"EXECUTE s": {session: true},
 	} {
-		if i := Look(query); i.Session != want.session || i.Next != want.next {
-			t.Errorf("%q: %04b for the session, %04b for the next transaction, want %04b, %04b", query, i.Session, i.Next, want.session, want.next)
+		if i := Look(query); i.SetsLevel != want.session || i.SetsNextLevel != want.next {
+			t.Errorf("%q: %v for the session, %v for the next transaction, want %v, %v", query, i.SetsLevel, i.SetsNextLevel, want.session, want.next)
 		}
 	}
 }
@@ -244,7 +244,7 @@ func TestLevelsOnServers(t *testing.T) {
 		}
 		for _, text := range texts {
 			i := Look(text)
-			for n, may := range []Levels{i.Session | i.Next, i.Session} { // the first transaction after it, and the second
+			for n, may := range []bool{i.SetsLevel || i.SetsNextLevel, i.SetsLevel} { // the first transaction after it, and the second
 				conn, err := db.Conn(t.Context())
 				dbtest.OK(t, err)
 				dbtest.ExecIn(t, t.Context(), conn, text)
@@ -252,7 +252,7 @@ func TestLevelsOnServers(t *testing.T) {
 					_, err = conn.ExecContext(t.Context(), "SELECT 1 FROM t LIMIT 1") // a transaction of its own
 					dbtest.OK(t, err)
 				}
-				if readsCommitted(t, s.db, conn) && may == 0 {
+				if readsCommitted(t, s.db, conn) && !may {
 					t.Errorf("%q, %d: reads what was committed meanwhile", text, n)
 				}
 				dbtest.OK(t, conn.Close())
@@ -284,7 +284,7 @@ func TestAGlanceSeesWhatLookSees(t *testing.T) {
 	}
 	for _, rows := range [][]look{queries, lockingReads, withs, writes, sets, commits, calling, several, comments, quotes} {
 		for _, row := range rows {
-			if i := Look(row.query); i != worst && Quiet(row.query) && (i.Taints || i.Effect != Effect{} || i.Session != 0 || i.Next != 0 || i.Kind == Commits) {
+			if i := Look(row.query); i != worst && Quiet(row.query) && (i.Taints || i.Effect != Effect{} || i.SetsLevel || i.SetsNextLevel || i.Kind == Commits) {
 				t.Errorf("%q: %+v", row.query, i)
 			}
 		}

@@ -169,9 +169,15 @@ type Leased struct {
 
 func (l *Leased) Error() string { return "the key has a lease" }
 
-// Pace is the time between two attempts of a caller that nobody wakes. pollPace is that of a poller, which is a
+// Pace is how long a caller that nobody wakes waits before it looks again. pollPace is that of a poller, which is a
 // caller for which there is no connection to wait on: nobody leaves the lock to a poller.
 const Pace, pollPace = 250 * time.Millisecond, 100 * time.Millisecond
+
+// RetryPause is the pause before a release that has failed is tried again.
+const RetryPause = 250 * time.Millisecond
+
+// OpeningTime is how long a caller waits for one more connection, before it goes back to those that there are.
+const OpeningTime = 250 * time.Millisecond
 
 // Pause returns how long a caller waits before it asks again.
 func Pause(polls bool) time.Duration {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/appconn"
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/pool"
@@ -22,8 +23,8 @@ import (
 // at a time.
 type Conn struct {
 	handle   *handle.Handle
-	app      *appConn // the base connection
-	emptyApp *appConn // the empty appConn of a light connection, used while it has no real one
+	app      *appconn.Conn // the base connection
+	emptyApp *appconn.Conn // an empty one, used while a light connection has no real one
 
 	tx          *Tx    // the open transaction that BeginTx has begun here
 	use         use    // what database/sql uses the connection for now
@@ -40,7 +41,7 @@ type Conn struct {
 // database/sql uses it; nil for none.
 func NewConn(k *handle.Handle, base driver.Conn, wrapper *handle.Wrapper) *Conn {
 	k.StarvationGuard.Opened()
-	return &Conn{handle: k, wrapper: wrapper, app: &appConn{link: pool.Adopt(base), texts: texts{state: sqltext.Idle}}}
+	return &Conn{handle: k, wrapper: wrapper, app: appconn.New(pool.Adopt(base))}
 }
 
 // NewLight returns a Conn that has a real connection only while it needs one. The handle k must have a
@@ -68,7 +69,7 @@ func (c *Conn) enter(ctx context.Context, first bool) error {
 		}
 		c.calledBefore = true
 	}
-	if c.app.bad.Load() {
+	if c.app.Bad.Load() {
 		return driver.ErrBadConn // database/sql closes it, and takes another one
 	}
 	return nil
@@ -93,17 +94,17 @@ func (c *Conn) direct(ctx context.Context) bool {
 // unlocked reports whether no transaction with a lock is open.
 func (c *Conn) unlocked() bool { return c.tx == nil || !c.tx.locked() }
 
-// clearApp leaves c without a real connection, with an empty appConn.
+// clearApp leaves c without a real connection, with an empty appconn.Conn.
 func (c *Conn) clearApp() {
-	if c.emptyApp == nil || !c.emptyApp.pristine() || c.emptyApp.bad.Load() {
-		c.emptyApp = &appConn{texts: texts{state: sqltext.Idle}}
+	if c.emptyApp == nil || !c.emptyApp.Pristine() || c.emptyApp.Bad.Load() {
+		c.emptyApp = appconn.New(nil)
 	}
 	c.app = c.emptyApp
 }
 
 // connect takes a real connection for c, unless c has one.
 func (c *Conn) connect(ctx context.Context) error {
-	if c.app.link != nil {
+	if c.app.Link != nil {
 		return nil
 	}
 	return c.connectAs(ctx, pool.As{})
@@ -130,10 +131,7 @@ func (c *Conn) connectAs(ctx context.Context, as pool.As) error {
 // setLink makes link the real connection of c. The caller has the turn of link; setLink ends it.
 func (c *Conn) setLink(link *pool.Conn) {
 	link.EndTurn()
-	if c.app, _ = link.State.(*appConn); c.app == nil {
-		c.app = &appConn{link: link, texts: texts{state: sqltext.Idle}}
-		link.State = c.app
-	}
+	c.app = appconn.Of(link)
 }
 
 // connectClean is connect for a statement or a transaction under the lock of h. The connection must not have
@@ -142,22 +140,22 @@ func (c *Conn) setLink(link *pool.Conn) {
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
 func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
-	for c.app.link == nil {
+	for c.app.Link == nil {
 		as := cs.connCaller(ctx, h, true, blocks)
 		as.Prefer = c.leftOn
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
-		if c.setLink(link); c.app.pristine() || link == c.leftOn {
+		if c.setLink(link); c.app.Pristine() || link == c.leftOn {
 			return nil
 		}
-		if c.app.texts.state != sqltext.Idle {
+		if c.app.Texts.State != sqltext.Idle {
 			if err := c.checkNothingOpen(ctx, "begin", h); err != nil {
 				return err
 			}
 		}
-		if !c.app.pristine() {
+		if !c.app.Pristine() {
 			c.discard()
 		}
 	}
@@ -169,30 +167,30 @@ func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wai
 // pool may close idle connections.
 func (c *Conn) release() {
 	app := c.app
-	if app.link == nil {
+	if app.Link == nil {
 		return
 	}
 	c.skippedText = ""
-	if manual, _ := c.handle.Manual(); !manual && !app.bad.Load() && app.inTransaction() {
+	if manual, _ := c.handle.Manual(); !manual && !app.Bad.Load() && app.InTransaction() {
 		return
 	}
 	c.clearApp()
-	if c.leftOn = nil; !app.bad.Load() && !app.pristine() {
-		c.leftOn = app.link
+	if c.leftOn = nil; !app.Bad.Load() && !app.Pristine() {
+		c.leftOn = app.Link
 	}
-	_ = app.link.AwaitTurn(context.Background()) // a ping may be under way
-	app.stmts.closeOwn(app.link.Conn)
-	if app.bad.Load() {
-		app.link.Destroy()
+	_ = app.Link.AwaitTurn(context.Background()) // a ping may be under way
+	app.CloseOwn()
+	if app.Bad.Load() {
+		app.Link.Destroy()
 		return
 	}
-	app.link.Release()
+	app.Link.Release()
 }
 
 // discard closes the real connection, if c has one.
 func (c *Conn) discard() {
-	if c.app.link != nil {
-		c.app.bad.Store(true)
+	if c.app.Link != nil {
+		c.app.Bad.Store(true)
 		c.release()
 	}
 }
@@ -204,30 +202,30 @@ func (c *Conn) Base() driver.Conn {
 	if !c.unlocked() && c.tx.u.state == stateOpen {
 		return c.tx.u.session.Conn
 	}
-	if c.app.link != nil {
-		return c.app.link.Conn
+	if c.app.Link != nil {
+		return c.app.Link.Conn
 	}
 	ctx, cancel := server.Within(context.Background(), max(c.handle.Settings.Wait, time.Second))
 	defer cancel()
 	if c.connect(ctx) != nil {
 		return nil
 	}
-	return c.app.link.Conn
+	return c.app.Link.Conn
 }
 
 // Sample returns a connection of the base driver, to look at what all of them have in common: which
 // interfaces they have, and how they convert arguments. It need not be the connection of c, and may be
 // closed or in use, so that looking takes up no connection.
 func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
-	if c.app.link != nil {
-		return c.app.link.Conn, nil
+	if c.app.Link != nil {
+		return c.app.Link.Conn, nil
 	}
 	return c.handle.Sample(ctx, func() (driver.Conn, error) {
 		if err := c.connect(ctx); err != nil {
 			return nil, err
 		}
 		defer c.release()
-		return c.app.link.Conn, nil
+		return c.app.Link.Conn, nil
 	})
 }
 
@@ -237,16 +235,16 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 func (c *Conn) checkNothingOpen(ctx context.Context, op string, h *hint.Hint) error {
 	used := c.app
 	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
-		used, _ = c.leftOn.State.(*appConn)
+		used = appconn.Of(c.leftOn)
 	}
-	if text := used.left.Locks(); text != "" {
+	if text := used.Left.Locks(); text != "" {
 		return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"an earlier statement (%s) has locked tables on this connection, "+
 				"and what runs under a lock has a connection of its own, which would wait for them; "+
 				"UNLOCK TABLES first", text)))
 	}
 	manual, known := c.handle.Manual()
-	if c.app.link == nil { // the connection that c gets will be like a new one
+	if c.app.Link == nil { // the connection that c gets will be like a new one
 		if !manual {
 			return nil
 		}
@@ -254,15 +252,13 @@ func (c *Conn) checkNothingOpen(ctx context.Context, op string, h *hint.Hint) er
 			return err
 		}
 	}
-	if known && !c.app.texts.sure {
-		if c.app.texts.sure = true; manual {
-			c.app.texts.state = sqltext.Unknown
-		}
+	if known {
+		c.app.Texts.Began(manual)
 	}
-	if c.app.texts.state == sqltext.Idle {
+	if c.app.Texts.State == sqltext.Idle {
 		return nil
 	}
-	state, err := c.app.knownState(ctx)
+	state, err := c.app.KnownState(ctx)
 	switch {
 	case err != nil:
 		return c.handle.Error(op, h, strategy.Unreached(err))
@@ -284,14 +280,14 @@ func (c *Conn) checkNothingOpen(ctx context.Context, op string, h *hint.Hint) er
 // rows may still be read from the connection: then checkUsable sends nothing, so that they can be read on. Or a
 // variable was set that changes what the statements of a version mean: ROLLBACK, or the time.
 func (c *Conn) checkUsable(ctx context.Context, op string, h *hint.Hint) error {
-	if c.app.link == nil {
+	if c.app.Link == nil {
 		return nil
 	}
-	if !c.app.link.Valid() && !statement.Retried(ctx) {
+	if !c.app.Link.Valid() && !statement.Retried(ctx) {
 		return c.handle.Error(op, h, handle.ErrUnusable)
 	}
 	for _, name := range []string{"completion_type", "timestamp"} {
-		if c.app.left.Variable(name) {
+		if c.app.Left.Variable(name) {
 			return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 				"plain SQL text has set %s on this connection, and locks need its default; set it to DEFAULT", name)))
 		}
@@ -302,7 +298,7 @@ func (c *Conn) checkUsable(ctx context.Context, op string, h *hint.Hint) error {
 // checkLevels returns why the versions that a unit of work remembers say nothing of what is read on this
 // connection; nil if they do.
 func (c *Conn) checkLevels(ctx context.Context, p *plan, op string) error {
-	levels, err := c.app.levels(ctx, p.l)
+	levels, err := c.app.Levels(ctx, p.l.Info().IsolationVariable())
 	if err == nil {
 		err = p.l.Dirty(levels)
 	}
@@ -320,30 +316,30 @@ func (c *Conn) Ping(ctx context.Context) error {
 	if err := c.connect(ctx); err != nil {
 		return err
 	}
-	p, ok := c.app.link.Conn.(driver.Pinger)
+	p, ok := c.app.Link.Conn.(driver.Pinger)
 	if !ok {
 		return nil
 	}
-	if err := c.app.link.AwaitTurn(ctx); err != nil {
+	if err := c.app.Link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	defer c.app.link.EndTurn()
+	defer c.app.Link.EndTurn()
 	return p.Ping(ctx)
 }
 
 // Reset is what database/sql calls before it uses the connection again.
 func (c *Conn) Reset(ctx context.Context) error {
-	if c.app.bad.Load() || c.handle.Closed() {
+	if c.app.Bad.Load() || c.handle.Closed() {
 		return driver.ErrBadConn
 	}
 	if c.newUse(); c.wrapper != nil && c.handle.Bounded() && !c.wrapper.Told() {
 		c.wrapper.Hides() // a wrapper that does not would have passed Valid on
 		c.release()
 	}
-	if c.app.link == nil {
+	if c.app.Link == nil {
 		return nil
 	}
-	if r, ok := c.app.link.Conn.(driver.SessionResetter); ok {
+	if r, ok := c.app.Link.Conn.(driver.SessionResetter); ok {
 		return r.ResetSession(ctx)
 	}
 	return nil
@@ -355,7 +351,7 @@ func (c *Conn) Reset(ctx context.Context) error {
 func (c *Conn) Valid() bool {
 	missed := c.handle.Bounded() && !c.shareable() || c.use.matters() // by a later call of the use
 	if missed && statement.InRaw() {
-		return !c.app.bad.Load() && c.app.link.Valid()
+		return !c.app.Bad.Load() && c.app.Link.Valid()
 	}
 	if c.wrapper != nil {
 		c.wrapper.Tells()
@@ -364,12 +360,12 @@ func (c *Conn) Valid() bool {
 		c.release()
 		return true
 	}
-	return !c.app.bad.Load() && c.app.link.Valid()
+	return !c.app.Bad.Load() && c.app.Link.Valid()
 }
 
 // shareable reports whether nothing has happened on the connection that its user would miss on another.
 func (c *Conn) shareable() bool {
-	return c.app.link == nil || c.tx == nil && c.app.pristine() && len(c.app.stmts.own) == 0
+	return c.app.Link == nil || c.tx == nil && c.app.Pristine() && !c.app.Owns()
 }
 
 // Close rolls back the transactions with a lock that were begun on c, and closes the base connection.
@@ -380,7 +376,7 @@ func (c *Conn) Close() error {
 		}
 	}
 	if c.handle.Bounded() {
-		if c.app.link != nil { // database/sql has not put c back, so c has turned out to be broken
+		if c.app.Link != nil { // database/sql has not put c back, so c has turned out to be broken
 			c.discard()
 			if c.wrapper.Told() {
 				c.handle.Apps().Flush()
@@ -391,7 +387,7 @@ func (c *Conn) Close() error {
 		return nil
 	}
 	c.handle.StarvationGuard.Closed()
-	_ = c.app.link.AwaitTurn(context.Background()) // a ping may be under way
-	defer c.app.link.EndTurn()
-	return c.app.link.Conn.Close()
+	_ = c.app.Link.AwaitTurn(context.Background()) // a ping may be under way
+	defer c.app.Link.EndTurn()
+	return c.app.Link.Conn.Close()
 }

@@ -22,7 +22,7 @@ func (c *Conn) Exec(ctx context.Context, text string, args []driver.NamedValue) 
 		if err != nil {
 			return nil, err
 		}
-		res, err := basedriver.Exec(ctx, c.app.link.Conn, text, args)
+		res, err := basedriver.Exec(ctx, c.app.Link.Conn, text, args)
 		return res, c.noteRun(text, info, false, err)
 	}
 	_, res, err = c.run(ctx, &statement.Statement{Text: text, Args: args})
@@ -39,7 +39,7 @@ func (c *Conn) Query(ctx context.Context, text string, args []driver.NamedValue)
 		if err != nil {
 			return nil, err
 		}
-		r, err := basedriver.Query(ctx, c.app.link.Conn, text, args)
+		r, err := basedriver.Query(ctx, c.app.Link.Conn, text, args)
 		return r, c.noteRun(text, info, true, err)
 	}
 	r, _, err = c.run(ctx, &statement.Statement{Text: text, Args: args, Query: true})
@@ -151,16 +151,16 @@ func (c *Conn) runDefinition(ctx context.Context, cs *ctxState, h *hint.Hint, st
 	}
 	// Behind a Router the connection that KILL ends may serve somebody else by then.
 	ends := u.l.Info().Kills && !u.l.Info().Router
-	if err := c.app.link.AwaitTurn(ctx); err == nil {
+	if err := c.app.Link.AwaitTurn(ctx); err == nil {
 		if ends {
-			_ = c.app.link.Identify(ctx) // a failure here comes again with the statement
+			_ = c.app.Link.Identify(ctx) // a failure here comes again with the statement
 		}
-		c.app.link.EndTurn()
+		c.app.Link.EndTurn()
 	}
-	link := c.app.link
+	link := c.app.Link
 	r, res, err := c.runHere(ctx, st)
 	if err != nil && ctx.Err() != nil {
-		c.app.bad.Store(true)
+		c.app.Bad.Store(true)
 		if ends {
 			u.l.Background(func(ctx context.Context) { _ = u.l.Control.KillAdopted(ctx, link) })
 		}

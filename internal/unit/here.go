@@ -42,7 +42,7 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 		return nil, nil, err
 	}
 	if st.Kept {
-		if err := c.app.reprepare(ctx, st); err != nil {
+		if err := c.app.Reprepare(ctx, st); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -50,23 +50,23 @@ func (c *Conn) runHere(ctx context.Context, st *statement.Statement) (driver.Row
 	if st.Stmt == nil && !st.Prepared {
 		run = st.Direct
 	}
-	r, res, err := run(ctx, c.app.link.Conn)
+	r, res, err := run(ctx, c.app.Link.Conn)
 	return r, res, c.noteRun(st.Text, st.Info, st.Query, err)
 }
 
 // noteRun notes what a statement has left that ran on this connection, and returns err as the caller gets it.
 // If the base driver has to prepare the statement first, the statement comes again.
 func (c *Conn) noteRun(text string, info sqltext.Info, query bool, err error) error {
-	c.app.texts.note(info, query, err)
+	c.app.Texts.Note(info, query, err)
 	if errors.Is(err, driver.ErrSkip) {
 		c.skippedText = text
 		return err
 	}
 	c.use.hasRun, c.use.lastUnit = true, nil
-	c.use.setsNext = c.use.setsNext || info.Next != 0
+	c.use.setsNext = c.use.setsNext || info.SetsNextLevel
 	if info.Taints || info.Kind == sqltext.Commits {
 		c.use.noteStatement(nil, text, info, query, err)
-		c.app.noteLeft(text, info, query, err)
+		c.app.NoteLeft(text, info, query, err)
 	}
 	if err != nil {
 		err = c.handle.Explained(err)

@@ -81,11 +81,11 @@ func (c *Conn) verify(ctx context.Context, cs *ctxState, st *statement.Statement
 	if !st.Info.Tables || !cs.remembers() {
 		return nil
 	}
-	if err := c.app.link.AwaitTurn(ctx); err != nil {
+	if err := c.app.Link.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	defer c.app.link.EndTurn()
-	return cs.verify(ctx, c.app.link)
+	defer c.app.Link.EndTurn()
+	return cs.verify(ctx, c.app.Link)
 }
 
 // readUntil returns the context that ends the locks which a query takes, and gets p ready. After that the
@@ -121,7 +121,7 @@ func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *st
 	lender, lent := c.lender(cs, p)
 	_, err := cs.takeGrants(ctx, p, lender)
 	if *lent {
-		c.app.link.EndTurn()
+		c.app.Link.EndTurn()
 	}
 	if err != nil {
 		return handle.Yielded(err)
@@ -135,10 +135,10 @@ func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *st
 // it right afterwards, unless the caller has to wait.
 func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
-	if !p.versions || p.locks || c.app.link == nil && !c.handle.Apps().Ready() {
+	if !p.versions || p.locks || c.app.Link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
 	}
-	light := c.app.link == nil
+	light := c.app.Link == nil
 	give := func() {
 		if light {
 			c.release()
@@ -149,19 +149,19 @@ func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *boo
 			if err := c.connectClean(ctx, cs, p.h, p.wait.Left(), false); err != nil {
 				return nil, err
 			}
-			if err := c.app.link.AwaitTurn(ctx); err != nil {
+			if err := c.app.Link.AwaitTurn(ctx); err != nil {
 				give()
 				return nil, err
 			}
 			*lent = true
-			return c.app.link, nil
+			return c.app.Link, nil
 		},
 		Put: func() {
 			*lent = false
-			if !c.app.link.Clean() {
-				c.app.bad.Store(true)
+			if !c.app.Link.Clean() {
+				c.app.Bad.Store(true)
 			}
-			c.app.link.EndTurn()
+			c.app.Link.EndTurn()
 			give()
 		},
 	}, lent

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/mysqllock/mysqllock/internal/appconn"
 	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
@@ -192,7 +193,7 @@ func (u *unit) doubtful(ctx context.Context, st *statement.Statement) (ask []fun
 // prepare prepares st on the session.
 func (u *unit) prepare(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = u.session.Conn
-	st.Stmt, err = statementsOf(u.session).prepared(ctx, u.session.Conn, st.Text, typesOf(st.Args))
+	st.Stmt, err = appconn.StatementsOf(u.session).Prepared(ctx, u.session.Conn, st.Text, appconn.TypesOf(st.Args))
 	return err
 }
 

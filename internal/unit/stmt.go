@@ -4,9 +4,9 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"slices"
 	"time"
 
+	"github.com/mysqllock/mysqllock/internal/appconn"
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
 	"github.com/mysqllock/mysqllock/internal/pool"
@@ -51,7 +51,7 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 	defer u.giveTurn()
 	open, release := u.untilClosed(ctx)
 	defer release()
-	base, err := statementsOf(u.session).prepared(open, u.session.Conn, text, "")
+	base, err := appconn.StatementsOf(u.session).Prepared(open, u.session.Conn, text, "")
 	if err != nil {
 		return nil, u.checkAnswer(ctx, "prepare", err)
 	}
@@ -63,12 +63,12 @@ func (c *Conn) Prepare(ctx context.Context, text string) (*Stmt, error) {
 
 // Stmt is a prepared statement.
 type Stmt struct {
-	baseStmt
-	c      *Conn
-	text   string
-	inputs int  // number of placeholders of a statement without base; -1 is unknown
-	ofOne  bool // the statement is for one connection, that of a sql.Conn or a sql.Tx
-	kept   bool // the statement has no base: the connections on which it has run keep it prepared
+	c        *Conn
+	text     string
+	prepared appconn.Stmt
+	inputs   int  // number of placeholders of a statement without a base driver's; -1 is unknown
+	ofOne    bool // the statement is for one connection, that of a sql.Conn or a sql.Tx
+	kept     bool // the statement has no base: the connections on which it has run keep it prepared
 }
 
 // prepare prepares the statement on its Conn. kept: see [Stmt.keep].
@@ -79,7 +79,7 @@ func (s *Stmt) prepare(ctx context.Context, kept bool) error {
 	if err := s.c.connect(ctx); err != nil {
 		return err
 	}
-	base, err := basedriver.Prepare(ctx, s.c.app.link.Conn, s.text)
+	base, err := basedriver.Prepare(ctx, s.c.app.Link.Conn, s.text)
 	if err == nil {
 		s.isAt(base)
 	}
@@ -94,7 +94,7 @@ const prepareWait = 10 * time.Millisecond
 // a statement would wait for each other.
 func (s *Stmt) keep(ctx context.Context) error {
 	s.kept, s.inputs = true, -1
-	if s.c.app.link == nil {
+	if s.c.app.Link == nil {
 		if !s.c.handle.Apps().Ready() {
 			return nil
 		}
@@ -108,7 +108,7 @@ func (s *Stmt) keep(ctx context.Context) error {
 			return err
 		}
 	}
-	base, err := s.c.app.prepared(ctx, s.text, "")
+	base, err := s.c.app.Prepared(ctx, s.text, "")
 	if err == nil {
 		s.inputs = base.NumInput()
 	}
@@ -117,8 +117,8 @@ func (s *Stmt) keep(ctx context.Context) error {
 
 // isAt notes that base is the statement, prepared on the present connection of its Conn.
 func (s *Stmt) isAt(base driver.Stmt) {
-	if s.base, s.preparedOn = base, s.c.app; s.c.handle.Bounded() {
-		s.preparedOn.stmts.own = append(s.preparedOn.stmts.own, &s.baseStmt)
+	if s.prepared = (appconn.Stmt{Base: base, On: s.c.app}); s.c.handle.Bounded() {
+		s.c.app.Own(&s.prepared)
 	}
 }
 
@@ -126,38 +126,38 @@ func (s *Stmt) isAt(base driver.Stmt) {
 func (s *Stmt) here(ctx context.Context, args []driver.NamedValue) (base driver.Stmt, err error) {
 	switch {
 	case s.kept:
-		return s.c.app.prepared(ctx, s.text, typesOf(args))
-	case s.preparedOn != s.c.app: // the connection on which it was prepared has been given back
+		return s.c.app.Prepared(ctx, s.text, appconn.TypesOf(args))
+	case s.prepared.On != s.c.app: // the connection on which it was prepared has been given back
 		err = s.prepare(ctx, false)
 	}
-	return s.base, err
+	return s.prepared.Base, err
 }
 
 // Base returns the base driver's statement; nil if the statement is prepared only where it runs.
-func (s *Stmt) Base() driver.Stmt { return s.base }
+func (s *Stmt) Base() driver.Stmt { return s.prepared.Base }
 
 // Close closes the statement, after the rows that are being read under it.
 func (s *Stmt) Close() error {
-	if s.base == nil {
+	if s.prepared.Base == nil {
 		return nil
 	}
 	if s.c.handle.Bounded() {
-		if s.preparedOn != s.c.app {
+		if s.prepared.On != s.c.app {
 			return nil // closeOwn has closed it when the connection was given back
 		}
-		s.preparedOn.stmts.own = slices.DeleteFunc(s.preparedOn.stmts.own, func(o *baseStmt) bool { return o == &s.baseStmt })
+		s.c.app.Disown(&s.prepared)
 	}
-	_ = s.c.app.link.AwaitTurn(context.Background())
-	defer s.c.app.link.EndTurn()
-	return s.base.Close()
+	_ = s.c.app.Link.AwaitTurn(context.Background())
+	defer s.c.app.Link.EndTurn()
+	return s.prepared.Base.Close()
 }
 
 // NumInput returns the number of placeholders.
 func (s *Stmt) NumInput() int {
-	if s.base == nil {
+	if s.prepared.Base == nil {
 		return s.inputs
 	}
-	return s.base.NumInput()
+	return s.prepared.Base.NumInput()
 }
 
 // Exec runs the statement.
@@ -206,8 +206,8 @@ func (s *Stmt) direct(ctx context.Context, args []driver.NamedValue) (base drive
 func (s *Stmt) run(ctx context.Context, args []driver.NamedValue, query bool) (driver.Rows, driver.Result, error) {
 	st := &statement.Statement{Text: s.text, Args: args, Query: query, Prepared: true, Kept: s.kept}
 	switch {
-	case !s.kept && s.preparedOn == s.c.app:
-		st.Stmt, st.On = s.base, s.c.app.link.Conn
+	case !s.kept && s.prepared.On == s.c.app:
+		st.Stmt, st.On = s.prepared.Base, s.c.app.Link.Conn
 	case s.kept && s.c.tx == nil: // the connection was only to prepare the statement, which may have to wait now
 		s.c.release()
 	}

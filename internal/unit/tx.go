@@ -7,7 +7,6 @@ import (
 
 	"github.com/mysqllock/mysqllock/internal/basedriver"
 	"github.com/mysqllock/mysqllock/internal/hint"
-	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 	"github.com/mysqllock/mysqllock/lockerr"
 )
@@ -22,15 +21,14 @@ func (c *Conn) Begin(ctx context.Context, opts driver.TxOptions) (tx *Tx, err er
 		if err := c.connect(ctx); err != nil {
 			return nil, err
 		}
-		base, err := basedriver.Begin(ctx, c.app.link.Conn, opts)
+		base, err := basedriver.Begin(ctx, c.app.Link.Conn, opts)
 		if err != nil {
-			c.app.texts.noteEffect(beginEffect, false)
+			c.app.Texts.NoteBegin(false)
 			return nil, err
 		}
 		t.shape, t.base = txPlain, base
-		c.app.texts.beginLevels(opts, false)
 		c.tx = t
-		c.app.texts.noteEffect(beginEffect, true)
+		c.app.Texts.NoteBegin(true)
 		return t, nil
 	}
 	if err := c.beginLocked(ctx, t, opts); err != nil {
@@ -82,7 +80,7 @@ func (c *Conn) beginLocked(ctx context.Context, t *Tx, opts driver.TxOptions) er
 		return err
 	}
 	if !cs.holdsAny(h) { // a caller that holds something must not be refused the wait: others may wait for what it holds
-		p.keeps = c.app.link
+		p.keeps = c.app.Link
 	}
 	u, err := cs.openUnit(ctx, p, opening{op: "begin", opts: opts})
 	if err != nil {
@@ -154,11 +152,11 @@ func (t *Tx) Rollback() error {
 	}
 	// database/sql keeps a connection after a rollback on cancellation only if
 	// its driver can reset and check it. Conn claims that it can; does the base driver?
-	if t.ctx.Err() != nil && !t.locked() && t.c.app.link != nil {
-		_, resets := t.c.app.link.Conn.(driver.SessionResetter)
-		_, checks := t.c.app.link.Conn.(driver.Validator)
+	if t.ctx.Err() != nil && !t.locked() && t.c.app.Link != nil {
+		_, resets := t.c.app.Link.Conn.(driver.SessionResetter)
+		_, checks := t.c.app.Link.Conn.(driver.Validator)
 		if !resets || !checks {
-			t.c.app.bad.Store(true)
+			t.c.app.Bad.Store(true)
 		}
 	}
 	return err
@@ -178,8 +176,8 @@ func (t *Tx) end(commit bool) error {
 			end = t.base.Commit
 		}
 		err := end()
-		if t.c.tx == nil && t.c.app.texts.state != sqltext.Idle {
-			t.c.app.texts.noteEffect(endEffect, err == nil)
+		if t.c.tx == nil {
+			t.c.app.Texts.NoteEnd(err == nil)
 		}
 		return err
 	}

@@ -16,7 +16,6 @@
 //	run.go                                    statements in a unit
 //	unit.go                                   a unit, and its states
 //	ctxstate.go                               what a handle remembers of a lock context
-//	appconn.go                                what the driver knows of a connection of the application
 //	savepoint.go                              savepoints in SQL text
 //	outer.go, grants.go                       holds around, and the grants of a unit of work
 //	grant.go, decision.go                     a grant, and reads under grants

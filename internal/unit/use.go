@@ -92,7 +92,7 @@ func (c *Conn) checkLeft(op string, h *hint.Hint, st *statement.Statement, targe
 	}
 	if target != nil || h != nil && c.tx == nil {
 		left := lacking(&c.use.leftHere, st)
-		if left == "" && target == unitToCome && c.use.setsNext && c.app.texts.next != 0 {
+		if left == "" && target == unitToCome && c.use.setsNext && c.app.Texts.SetsNext() {
 			left = "an earlier statement (SET TRANSACTION) has left something"
 		}
 		if left != "" {
