@@ -79,11 +79,12 @@ func Soon(t testing.TB, what string, cond func() bool) {
 	})
 }
 
-// Eventually waits until ask returns no error. It asks often at first, and less
-// often the longer it takes.
+// Eventually waits until ask returns no error. It asks often at first, and less often the longer it takes. It pauses for at
+// least twice as long as ask takes, since the machine has other work.
 func Eventually(t testing.TB, what string, ask func() error) {
 	t.Helper()
 	for began := time.Now(); ; {
+		asked := time.Now()
 		err := ask()
 		if err == nil {
 			return
@@ -92,7 +93,7 @@ func Eventually(t testing.TB, what string, ask func() error) {
 		if waited > Patience {
 			t.Fatalf("not within %v: %s: %v", Patience, what, err)
 		}
-		time.Sleep(min(max(waited/20, 2*time.Millisecond), 100*time.Millisecond))
+		time.Sleep(min(max(waited/20, 2*time.Since(asked), 2*time.Millisecond), 100*time.Millisecond))
 	}
 }
 

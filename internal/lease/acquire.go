@@ -321,21 +321,40 @@ func (a *attempt) pause(polls bool) time.Duration {
 	return pause
 }
 
+// listening is how an attempt in stageWait waits on a connection of its own, from one look at the lease to the next:
+//
+//	state         has the wake-up lock                   waits                      takes a free lease
+//	listens       somebody else                          for the wake-up lock       if it has that by then
+//	listensAlone  somebody else, but the lease was free  for the wake-up lock       in any case
+//	woken         the attempt                            not at all                 in any case
+//	beaten        the attempt, but there is a lease,     as long as nobody wakes    in any case
+//	              whose holder has no wake-up lock       it: see attempt.pause
+type listening int
+
+const (
+	listens listening = iota
+	listensAlone
+	woken
+	beaten
+)
+
 // waitOn waits on the waiting connection lc until the lease is granted. Then lc has become a lock connection. After an
 // error lc is closed, or given back.
 func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
-	// alone: the lease may be taken without the wake-up lock, since that was not to be had.
-	hasWakeUp, beaten, alone := false, false, false
-	for ctx.Err() == nil {
-		bound := a.bound(ctx)
-		if beaten || bound <= 0 { // with the wake-up lock: others wait for it behind us, and the holder has none
+	for state := listens; ctx.Err() == nil; {
+		alone := state == listensAlone
+		switch bound := a.bound(ctx); {
+		case state == beaten, bound <= 0:
 			if !strategy.Sleep(ctx, a.pause(false)) {
 				continue
 			}
-		} else if !hasWakeUp {
-			var err error
-			if hasWakeUp, err = a.l.listen(ctx, lc, a.r.Key, a.Began(), bound); err != nil {
+		case state != woken:
+			got, err := a.l.listen(ctx, lc, a.r.Key, a.Began(), bound)
+			if err != nil {
 				return nil, err
+			}
+			if got {
+				state = woken
 			}
 		}
 		g, ours, err := a.look(ctx, lc, alone)
@@ -350,13 +369,26 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 			a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 			return nil, err
 		}
-		beaten = hasWakeUp && (a.leaseLeft > 0 || server.Deadlock(err))
-		if alone = !hasWakeUp && a.leaseLeft == 0 && err == nil; alone {
+		if state = a.afterLook(state, err); state == listensAlone {
 			a.freeWakeUp(ctx, lc)
 		}
 	}
 	a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 	return nil, context.Cause(ctx)
+}
+
+// afterLook returns the state after a look that has not got the lease. err is nil, or says that the row was busy.
+func (a *attempt) afterLook(state listening, err error) listening {
+	leased := a.leaseLeft > 0
+	switch has := state == woken || state == beaten; {
+	case has && (leased || server.Deadlock(err)):
+		return beaten
+	case has:
+		return woken
+	case !leased && err == nil:
+		return listensAlone
+	}
+	return listens
 }
 
 // look asks for the lease on the waiting connection lc. It waits for the row, since the holder that has just released the

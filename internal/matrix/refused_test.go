@@ -85,17 +85,21 @@ func TestRefusedWaysSendNothing(t *testing.T) {
 		u.db = r.mine
 		for _, refusal := range refusals {
 			dbtest.OK(t, refusal.run(dbtest.Limited(t), u, func(ask func() error) {
-				since := r.tap.Texts()
-				err := ask()
-				var told *mysqllock.Error
-				if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &told) || !strings.Contains(err.Error(), refusal.says) {
-					t.Errorf("%s: %v", refusal.name, err)
+				var sent []string
+				for range 25 { // what gives back the lock of an earlier unit may come in between
+					since := r.tap.Texts()
+					err := ask()
+					var told *mysqllock.Error
+					if !errors.Is(err, mysqllock.ErrUnsafe) || !errors.As(err, &told) || !strings.Contains(err.Error(), refusal.says) {
+						t.Errorf("%s: %v", refusal.name, err)
+					}
+					if sent = slices.DeleteFunc(since(), func(text string) bool {
+						return !strings.Contains(text, "counters") && !strings.Contains(text, "mysqllock")
+					}); len(sent) == 0 {
+						return
+					}
 				}
-				if sent := slices.DeleteFunc(since(), func(text string) bool {
-					return !strings.Contains(text, "counters") && !strings.Contains(text, "mysqllock")
-				}); len(sent) > 0 {
-					t.Errorf("%s: it sent %q", refusal.name, sent)
-				}
+				t.Errorf("%s: it sent %q", refusal.name, sent)
 			}))
 		}
 	})

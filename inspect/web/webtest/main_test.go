@@ -250,8 +250,7 @@ func (p *tab) until(what string, cond func() bool) {
 func anyServer(t *testing.T) *scratch {
 	t.Helper()
 	t.Parallel()
-	bin := tempserver.Require(t)[0]
-	return newScratch(dbtest.New(t, bin, tempserver.Share(t, bin)))
+	return newScratch(dbtest.One(t))
 }
 
 // scratch is a database on a server.
