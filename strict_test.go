@@ -435,7 +435,7 @@ func TestStrictModeLogs(t *testing.T) {
 		use(t, db)
 		told, lines := w.advice(), make(map[string]bool)
 		for i, says := range told {
-			line := regexp.MustCompile(`statement_test\.go:\d+ writes p `).FindString(says)
+			line := regexp.MustCompile(`strict_test\.go:\d+ writes p `).FindString(says)
 			want := "no lock"
 			if i == writes-1 {
 				want = "after a read outside"
