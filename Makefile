@@ -57,11 +57,13 @@ installed:
 # them at nice 19 on one processor saved two minutes, and a test failed so in each of three
 # runs.) What "go test" would vet is linted by then. Lint looks at what the race detector's
 # packages are, which the tests need as well. Nobody debugs these programs: linked without
-# what a debugger needs, each takes a fifth less.
-check  = go test -race -vet=off -ldflags=-w -timeout 14m
+# what a debugger needs, each takes a fifth less. With less garbage collection the tests of
+# leases take 68 s of processor time in place of 75 (measured). The packages that take
+# longest are named, so that they come first.
+check  = GOGC=400 go test -race -vet=off -ldflags=-w -timeout 14m
 test: ## Lint, and run all tests with the race detector
 	@$(MAKE) --no-print-directory --jobs 2 installed lint RACE=-race
-	$(check) -p 2 ./...
+	$(check) -p 2 . ./internal/chaos ./internal/unit ./inspect ./internal/clusters ./...
 	@$(MAKE) --no-print-directory --jobs 3 test-oldest $(OTHERS:%=test/%)
 
 test/%:
