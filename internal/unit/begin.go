@@ -241,7 +241,9 @@ func (o *opener) tryBegin(ctx context.Context) (u *unit, err error) {
 		}
 	}
 	u = newUnit(o, txn)
-	u.past.looked = lent && p.versions
+	if lent && p.versions {
+		u.past.snapshot = versionSnapshot
+	}
 	return u, nil
 }
 

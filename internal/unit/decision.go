@@ -72,11 +72,11 @@ type decision struct {
 
 // relying is what a unit of work remembers of its transaction, for decisions.
 type relying struct {
-	changed    string // names the first statement that may have changed data; "" while none has
-	fresh      bool   // a query in a transaction or hold of the caller has returned data
-	relied     bool   // a query outside of any has returned data that the unit's row locks keep others from changing
+	changed    string // names the first statement that may have changed data; "" while none has: see unit.noteChange
+	fresh      bool   // a query in a transaction or hold of the caller has returned data: see unit.noteAnswer
+	relied     bool   // a query outside of any has returned data that the unit's row locks keep others from changing: there, too
 	allowStale bool   // the hint that began the unit has AllowStale
-	ending     string // what ends the unit, as errors say it
+	ending     string // what ends the unit, as errors say it: see unit.finish
 }
 
 // hasRead notes that the query st has returned data outside a transaction, through k, and reports whether

@@ -68,13 +68,13 @@ func (u *unit) mayJoin(ctx context.Context, p *plan) error {
 			return u.error("lock", err)
 		}
 	}
-	if u.past.looked {
-		u.past.looked = false
+	if u.past.snapshot == versionSnapshot {
+		u.past.snapshot = noSnapshot
 		if err := u.text(ctx, "lock", "ROLLBACK"); err != nil {
 			return err
 		}
 	}
-	if u.l.StaleSnapshot(u.past.read, p.versions, p.h, u.levels) {
+	if u.l.StaleSnapshot(u.past.snapshot == readSnapshot, p.versions, p.h, u.levels) {
 		return u.error("lock", lockerr.With(lockerr.ErrStaleSnapshot, fmt.Errorf(
 			"it has read before it asks for %s; ask for all keys at once (lockctx.WithKeys), or say lockctx.AllowStale()", p.h.Names())))
 	}

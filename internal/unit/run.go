@@ -57,7 +57,9 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.overran = ctx.Err()
 	}
 	u.session.Touch()
-	u.past.read = u.past.read || st.Info.Snapshot
+	if st.Info.Snapshot {
+		u.past.snapshot = readSnapshot
+	}
 	if u.savepoints.hasOlder {
 		u.savepoints.noteSavepoint(st)
 	}
@@ -140,7 +142,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	if st.Info.Changes == sqltext.MayChange {
 		u.noteChange(st)
 	}
-	u.past.read, u.past.looked = u.past.read || u.past.looked, false
+	u.past.snapshot.used()
 	if st.Prepared && err == nil {
 		err = u.prepare(ctx, st)
 	}
@@ -374,7 +376,7 @@ func (u *unit) text(ctx context.Context, op, text string) error {
 	defer u.giveTurn()
 	open, release := u.untilClosed(ctx)
 	defer release()
-	u.past.read, u.past.looked = u.past.read || u.past.looked, false
+	u.past.snapshot.used()
 	err := u.resolveDoubts(open, op)
 	if err == nil {
 		if err = server.Exec(open, u.session.Conn, text); err != nil {

@@ -62,9 +62,9 @@ type unit struct {
 
 	state   state
 	cause   error // why the unit is lost, or how it ended badly; nil while all is well
-	overran error // of a statement that has run well: the end of its context, if that came before the answer
+	overran error // the end of a statement's context that came before its answer, although it has run well: see unit.run
 	givenUp bool  // the end of the caller's own context has cost the connection: no loss of the lock, but later statements get cause
-	keep    bool  // the grants of the unit of work outlive the unit
+	keep    bool  // the grants of the unit of work outlive the unit: who ends it says so right before
 
 	rowLocks   rowLocks
 	savepoints savepoints
@@ -77,18 +77,44 @@ type unit struct {
 
 // past is what has run in the transaction of a unit, beside the lock statement that began it.
 type past struct {
-	touched bool // a statement, or perhaps
-	looked  bool // only the read of a version: the snapshot is as old as that
-	read    bool // a plain read, so the transaction has its snapshot
-	wrote   bool // a statement that may have written
+	touched  bool     // a statement, or perhaps: see unit.takeLink
+	snapshot snapshot // what the transaction has its snapshot from
+	wrote    bool     // a statement that may have written: see unit.send
+}
+
+// snapshot says what a transaction has its snapshot from, if it keeps one:
+//
+//	snapshot         it is from                         more locks
+//	noSnapshot       nothing, so there is none yet      may join
+//	versionSnapshot  the read of a version, which       may join, after a ROLLBACK: see unit.mayJoin
+//	                 began the transaction
+//	readSnapshot     a plain read; or that of a         are refused: ErrStaleSnapshot
+//	                 version, and a statement behind it
+type snapshot int
+
+const (
+	noSnapshot snapshot = iota
+	versionSnapshot
+	readSnapshot
+)
+
+// used notes that a statement runs in the transaction, which can then not be given up any more.
+func (s *snapshot) used() {
+	if *s == versionSnapshot {
+		*s = readSnapshot
+	}
 }
 
 // atCommit is what the COMMIT of a unit goes by.
 type atCommit struct {
-	refused  error                         // why the caller's transaction can only be rolled back; nil if it may commit
-	doubts   []func(context.Context) error // ask what earlier statements have done to the transaction
-	compared []*grant                      // the grants whose versions the COMMIT compares and sets
-	last     *lastWrite                    // what came of a write that took the COMMIT along; nil for none
+	// refused: why the caller's transaction can only be rolled back; nil if it may commit. checkRequired sets it.
+	refused error
+	// doubts ask what earlier statements have done to the transaction. unit.send adds them, unit.resolveDoubts asks them.
+	doubts []func(context.Context) error
+	// compared are the grants whose versions the COMMIT compares and sets. unit.grantsToCheck sets them.
+	compared []*grant
+	// last is what came of a write that took the COMMIT along; nil for none. unit.runLast sets it, or newUnit where the unit began with that write.
+	last *lastWrite
 }
 
 // rowLocks are the row locks of a unit.
