@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"log"
 
 	"github.com/mysqllock/mysqllock"
@@ -15,8 +16,11 @@ func main() {
 	}
 	err = mysqllock.Do(context.Background(), db, "product:42", func(ctx context.Context) error {
 		var stock int
-		if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = 42").Scan(&stock); err != nil || stock == 0 {
+		if err := db.QueryRowContext(ctx, "SELECT stock FROM products WHERE id = 42").Scan(&stock); err != nil {
 			return err
+		}
+		if stock == 0 {
+			return errors.New("sold out")
 		}
 		_, err := db.ExecContext(ctx, "UPDATE products SET stock = ? WHERE id = 42", stock-1)
 		return err

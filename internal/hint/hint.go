@@ -264,40 +264,41 @@ func bad(format string, args ...any) error {
 	return fmt.Errorf("mysqllock: bad hint: "+format, args...)
 }
 
+// check sets Err if something is wrong with the hint as a whole. A bad key comes before a bad option.
 func (h *Hint) check() {
-	bad := func(format string, args ...any) { h.Err = bad(format, args...) }
+	refuse := func(format string, args ...any) { h.Err = bad(format, args...) }
 	switch {
 	case len(h.Locks) == 0:
-		bad("no key")
+		refuse("no key")
 	case h.Wait < 0:
-		bad("negative wait %v", h.Wait)
+		refuse("negative wait %v", h.Wait)
 	case h.Retry < 0:
-		bad("negative retry count %d", h.Retry)
+		refuse("negative retry count %d", h.Retry)
 	case h.other != "":
-		bad("a key is kept in one way, and the options say both %s and %s", h.other, h.Strategy)
+		refuse("a key is kept in one way, and the options say both %s and %s", h.other, h.Strategy)
 	case h.HasTTL && h.TTL < time.Second:
-		bad("TTL of %v, less than 1s", h.TTL)
+		refuse("TTL of %v, less than 1s", h.TTL)
 	case h.MinHold < 0:
-		bad("negative MinHold %v", h.MinHold)
+		refuse("negative MinHold %v", h.MinHold)
 	case h.MaxHold != 0 && h.MaxHold < time.Second:
-		bad("MaxHold of %v, less than 1s", h.MaxHold)
+		refuse("MaxHold of %v, less than 1s", h.MaxHold)
 	case h.HasSlots && (h.Slots < 1 || h.Slots > MaxSlots):
-		bad("%d slots, want 1 to %d", h.Slots, MaxSlots)
+		refuse("%d slots, want 1 to %d", h.Slots, MaxSlots)
 	case h.HasSlots && h.Shared:
-		bad("Shared and Slots exclude each other")
+		refuse("Shared and Slots exclude each other")
 	case h.HasVersion && h.Version == 0:
-		bad("no key has the version 0")
+		refuse("no key has the version 0")
 	case h.HasVersion && len(h.Locks) > 1:
-		bad("IfVersion is for one key, and here are %d", len(h.Locks))
+		refuse("IfVersion is for one key, and here are %d", len(h.Locks))
 	default:
 		h.Err = h.Kind.Check()
 	}
 	for _, lock := range h.Locks {
 		switch n := len(lock.Key); {
 		case n == 0:
-			bad("empty key")
+			refuse("empty key")
 		case n > MaxKey:
-			bad("key of %d bytes, longer than %d: %.40q…", n, MaxKey, lock.Key)
+			refuse("key of %d bytes, longer than %d: %.40q…", n, MaxKey, lock.Key)
 		}
 	}
 }

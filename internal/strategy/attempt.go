@@ -382,8 +382,13 @@ func (a *Attempt) reason(ctx context.Context, t Terms, err error) error {
 		server.Number(err) == 0 && (ofContext || ended != nil)
 	killed := server.Interrupted(err) && !server.Locked(err)
 	waitEnded := over || ended != nil || a.Left() <= 0
-	whileWaiting := server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0)
-	taken := a.Heard.Load() && ((short || silent) && waitEnded || killed) || whileWaiting
+	taken := false // somebody is known to have the key, and therefore the caller has no lock
+	switch {
+	case server.Interrupted(err) && (ended != nil || a.Wait > 0 && a.Left() <= 0): // the statement has waited to the end
+		taken = true
+	case a.Heard.Load():
+		taken = killed || waitEnded && (short || silent)
+	}
 	switch {
 	case decided(err) && (ended == nil || !errors.Is(err, lockerr.ErrLost)): // the end of the caller's context is no loss
 		return t.Refusal(server.Explain(err))

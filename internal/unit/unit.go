@@ -113,7 +113,8 @@ type atCommit struct {
 	doubts []func(context.Context) error
 	// compared are the grants whose versions the COMMIT compares and sets. unit.grantsToCheck sets them.
 	compared []*grant
-	// last is what came of a write that took the COMMIT along; nil for none. unit.runLast sets it, or newUnit where the unit began with that write.
+	// last is what came of a write that took the COMMIT along; nil for none. unit.runLast sets it, or newUnit for a unit that began
+	// with the write.
 	last *lastWrite
 }
 
