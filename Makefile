@@ -57,11 +57,8 @@ installed:
 # them at nice 19 on one processor saved two minutes, and a test failed so in each of three
 # runs.) What "go test" would vet is linted by then. Lint looks at what the race detector's
 # packages are, which the tests need as well. Nobody debugs these programs: linked without
-# what a debugger needs, each takes a fifth less. With less garbage collection the tests of
-# leases take 68 s of processor time in place of 75 (measured). The heaviest packages must not
-# come first, for the sake of a shorter end: beside internal/chaos MySQL opened no connection
-# to the tests of the root within 10 s.
-check  = GOGC=400 go test -race -vet=off -ldflags=-w -timeout 14m
+# what a debugger needs, each takes a fifth less.
+check  = go test -race -vet=off -ldflags=-w -timeout 14m
 test: ## Lint, and run all tests with the race detector
 	@$(MAKE) --no-print-directory --jobs 2 installed lint RACE=-race
 	$(check) -p 2 ./...
