@@ -416,7 +416,7 @@ func freedLate(a *arena) {
 		p.Mend()
 	}
 	call := now()
-	hold, err := mysqllock.Acquire(ctx, holder.db, "k", lockctx.Lease(long)) // once it was freed, at the second try
+	hold, err := mysqllock.Acquire(ctx, holder.db, "k", lockctx.Lease(long), lockctx.WaitForever()) // once it was freed, at the second try
 	a.must(err)
 	h := holder.granted(call, hold.Token(), false, "k")
 	stop := h.believe(hold.Context())
