@@ -199,7 +199,11 @@ func TestACallerThatLeavesGetsNoLockOnItsSession(t *testing.T) {
 			t.Errorf("%v, clean %v, given back %d times", err, w.Clean(), w.puts)
 		}
 		arrive()
-		s.free(s.open(), "k")
+		other := s.open()
+		dbtest.Soon(t, "the session has gone, and what arrives late with it", func() bool {
+			return s.One(other, fmt.Sprintf("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = %d", w.KnownID())) == "0"
+		})
+		s.free(other, "k")
 		p.writer(s.session()).takesNext()
 	})
 }
