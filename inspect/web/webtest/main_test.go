@@ -250,7 +250,8 @@ func (p *tab) until(what string, cond func() bool) {
 func anyServer(t *testing.T) *scratch {
 	t.Helper()
 	t.Parallel()
-	return newScratch(dbtest.One(t))
+	bin := tempserver.Require(t)[0]
+	return newScratch(dbtest.New(t, bin, tempserver.Share(t, bin)))
 }
 
 // scratch is a database on a server.
