@@ -84,8 +84,9 @@ func openSQL(f func(context.Context, *sql.DB, int) error) func(string) (sell, er
 
 func openGORM(config gorm.Config, f func(context.Context, *gorm.DB, uint) error) func(string) (sell, error) {
 	return func(dsn string) (sell, error) {
-		config.Logger = logger.Discard // it reports slow statements, and waits are slow
-		db, err := gormshop.Open(dsn, &config)
+		own := config               // GORM writes into it, and handles are opened at the same time
+		own.Logger = logger.Discard // it reports slow statements, and waits are slow
+		db, err := gormshop.Open(dsn, &own)
 		return func(ctx context.Context) error { return f(ctx, db, product) }, err
 	}
 }
