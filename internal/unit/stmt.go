@@ -143,7 +143,7 @@ func (s *Stmt) Close() error {
 	}
 	if s.c.handle.Bounded() {
 		if s.prepared.On != s.c.app {
-			return nil // closeOwn has closed it when the connection was given back
+			return nil // CloseOwn has closed it when the connection was given back
 		}
 		s.c.app.Disown(&s.prepared)
 	}
