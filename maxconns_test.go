@@ -650,6 +650,49 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 	})
 }
 
+// TestMaxConnsRefusesALockOnlyToWhomeverHasLockedTables: another connection of database/sql that has left something has
+// the same real connection after that, and locks tables on it.
+func TestMaxConnsRefusesALockOnlyToWhomeverHasLockedTables(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("maxConns=8")
+		ctx := dbtest.Limited(t)
+		one, two := dbtest.Conn(t, db), dbtest.Conn(t, db)
+		dbtest.Exec(t, one, "SET NAMES utf8mb4")
+		dbtest.OK(t, one.Close())
+		dbtest.Exec(t, two, "LOCK TABLES p READ")
+		dbtest.Is(t, "the one that has locked tables", exec(lockctx.With(ctx, "k"), two, "UPDATE p SET stock = 1 WHERE id = 1"), mysqllock.ErrUnsafe)
+		tx, err := db.BeginTx(lockctx.With(ctx, "k"), nil)
+		dbtest.OK(t, err)
+		dbtest.OK(t, tx.Rollback())
+		dbtest.Exec(t, two, "UNLOCK TABLES")
+		dbtest.OK(t, exec(lockctx.With(ctx, "k"), two, "UPDATE p SET stock = 1 WHERE id = 1"))
+	})
+}
+
+// TestMaxConnsLooksAtNoConnectionThatAnotherUses: units of work begin while what other callers run leaves something on the
+// connection that the caller had before. The race detector is to see it.
+func TestMaxConnsLooksAtNoConnectionThatAnotherUses(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("maxConns=8")
+		ctx := dbtest.Limited(t)
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				for n := range 50 {
+					err := exec(ctx, db, "SET NAMES utf8mb4")
+					if err == nil {
+						err = exec(lockctx.With(ctx, fmt.Sprint(i)), db, "DO 1")
+					}
+					if err != nil {
+						t.Errorf("%d: %v", n, err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
 // TestACallerWithoutASessionIsToldSo, and not that somebody has the key.
 func TestACallerWithoutASessionIsToldSo(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {

@@ -37,7 +37,8 @@ var (
 
 	// ErrNoAnswer: nobody has said whether somebody has the key. The server refused the
 	// connection, or did not open it, or did not answer on it, in time; or went away while the
-	// caller waited, who never had the lock; or ended a statement for the lock, by its own limit or a KILL. It
+	// caller waited, who never had the lock; or ended a statement for the lock, by a KILL, or by its own limit
+	// where the statement does not wait; or granted a lease so late that it was given back. It
 	// matches ctx.Err() if the context ended the wait, and neither ErrLocked, ErrTimeout nor
 	// ErrExhausted. Nothing was run and nothing is locked.
 	ErrNoAnswer = errors.New("mysqllock: the server has not answered")

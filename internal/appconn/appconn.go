@@ -26,6 +26,7 @@ type Conn struct {
 	Left  sqltext.Left // what statements have left on the connection
 	Bad   atomic.Bool  // the connection must not be used again
 
+	locked     atomic.Bool // of Left, for callers that do not have the connection
 	statements Statements
 	own        []*Stmt // each of one caller, who closes it; the others are closed when the connection goes back
 }
@@ -91,11 +92,32 @@ func (c *Conn) Levels(ctx context.Context, variable string) (sqltext.Levels, err
 	return c.Texts.session, nil
 }
 
+// PassNext has a transaction in which nothing happens be the next one, if a text has said of the next one how it reads. No
+// transaction may be open. The caller has the connection's turn.
+func (c *Conn) PassNext(ctx context.Context) error {
+	if !c.Texts.next {
+		return nil
+	}
+	err := server.Exec(ctx, c.Link.Conn, "START TRANSACTION")
+	if err == nil {
+		err = server.Exec(ctx, c.Link.Conn, "COMMIT")
+	}
+	if err == nil {
+		c.Texts.next = false
+	}
+	return err
+}
+
 // NoteLeft notes what a statement has left on the connection.
 func (c *Conn) NoteLeft(text string, info sqltext.Info, query bool, err error) {
 	c.Left.Note(text, info, query, err)
+	c.locked.Store(c.Left.Locks() != "")
 	c.statements.stale = c.statements.stale || info.Taints
 }
+
+// TablesLocked reports whether a statement has locked tables on the connection, and none has unlocked them. Callers need
+// not have the connection.
+func (c *Conn) TablesLocked() bool { return c.locked.Load() }
 
 // Prepared returns a statement that stays prepared on the connection, for arguments of these types.
 // types is "" if they are not known yet.

@@ -13,7 +13,7 @@ type Texts struct {
 	State   sqltext.State  // autocommit, and whether a transaction is open
 	sure    bool           // State takes into account whether the connection began in autocommit
 	session sqltext.Levels // isolation levels of transactions from now on; 0 for those of a new connection
-	next    bool           // the next transaction may have another level than session says
+	next    bool           // a text may have set something for the next transaction alone
 }
 
 // Note remembers what a text has done that has run on the connection. After a query that is not
@@ -76,5 +76,6 @@ func (t *Texts) Began(manual bool) {
 	t.sure = true
 }
 
-// SetsNext reports whether a text has said which level the next transaction has, and that has not begun yet.
+// SetsNext reports whether a text may have said which level the next transaction has, or that it only reads, and that has
+// not begun yet.
 func (t *Texts) SetsNext() bool { return t.next }

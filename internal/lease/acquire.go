@@ -93,15 +93,17 @@ func (l *Locker) usable() error {
 //
 //	stage         asks on                                  somebody has the lease    else
 //	stageHandoff  the giver's lock connection              –                         stageSession, if the giver did not have it any more
-//	stageSession  the session of the caller's transaction  stageWait                 stageAsk, if there is no suitable session
+//	stageSession  the session of the caller's transaction  stageWait                 stageAsk, if the session is not suitable
 //	stageAsk      a lock connection, alone or in a batch   stageWait                 –
 //	stageWait     a connection of its own, on which it     stageWait                 –
 //	              waits for the wake-up lock; if there is
 //	              none, it polls as in stageAsk
 //
 // An attempt begins with stageHandoff if a caller of its process has handed a lease over to it, and else with stageSession.
-// It fails in place of stageWait if its caller does not wait. If the key's row has vanished, the row is made, and the stage
-// begins again; so it does if a connection breaks and the lease that the attempt may have been granted is given back.
+// In place of stageWait it fails if its caller does not wait, unless a clean-up has the row. If the key's row has vanished,
+// the row is made, and the stage begins again. So it does if a connection breaks in stageAsk or stageWait, and the lease that
+// the attempt may have been granted is given back. A grant that came too late is given back, too: then the attempt goes on
+// to the next stage, or fails with errLate.
 type attempt struct {
 	strategy.Attempt
 	l         *Locker
@@ -131,7 +133,12 @@ const (
 // resend is how often a request is sent again whose connection broke.
 const resend = 3
 
-var errResend = errors.New("the connection broke, and what the request may have been granted is released")
+var (
+	errResend = errors.New("the connection broke, and what the request may have been granted is released")
+	errLate   = lockerr.With(lockerr.ErrNoAnswer, errors.New("it has granted the lease later than that lasts, and the lease is given back"))
+	// errRowBusy: the attempt has not asked, since somebody had locked the row until then.
+	errRowBusy = errors.New("somebody has locked the row")
+)
 
 func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 	defer func() {
@@ -162,6 +169,8 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 				return nil, err
 			}
 		case errors.Is(err, errResend):
+		case errors.Is(err, errLate) && a.Wait > 0:
+			a.stage = stageWait
 		case errors.Is(err, driver.ErrBadConn) && badConns < 3: // nothing was sent
 			badConns++
 		case err != nil:
@@ -177,7 +186,8 @@ func (a *attempt) acquire(ctx context.Context) (g *Grant, err error) {
 	}
 }
 
-// ask asks for the lease once, or in stageWait for as long as the caller waits. taken: somebody has the lease, or goes first.
+// ask asks for the lease once, or in stageWait for as long as the caller waits. taken: somebody has the lease, has locked its
+// row, or goes first.
 func (a *attempt) ask(ctx context.Context) (g *Grant, taken bool, err error) {
 	switch a.stage {
 	case stageHandoff:
@@ -220,7 +230,7 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 		g.since, g.handed = giver.since, giver.handed+1
 		a.handoff.tell(nil)
 		return g, nil
-	case err == nil, errors.Is(err, errResend): // the answer came too late, or was lost, and the lease was given back
+	case errors.Is(err, errLate), errors.Is(err, errResend): // the lease was given back
 		a.handoff.tell(nil)
 		a.l.dropWakeUp(giver)
 		return nil, nil
@@ -233,9 +243,10 @@ func (a *attempt) takeHandoff(ctx context.Context, giver *Grant) (*Grant, error)
 	case a.Ticket == nil: // handleLate frees the lease in the background
 		a.l.dropWakeUp(giver)
 	default: // the caller does not wait for the release
-		giver.ticket, a.Ticket = a.Ticket, nil
+		ticket := a.Ticket
+		a.Ticket = nil
 		given := a.handoff
-		a.l.running.Go(func() { given.tell(a.l.relinquish(giver, false)) })
+		a.l.running.Go(func() { given.tell(a.l.relinquish(giver, ticket, false)) })
 	}
 	if timed.Err() != nil {
 		err = context.Cause(timed)
@@ -274,7 +285,9 @@ func (l *Locker) takeAndWake(ctx context.Context, lc *lockConn, a *attempt, inTu
 }
 
 // busy reports whether a take statement has met a statement that is about to change the row, or a lock on the row.
-func busy(err error) bool { return server.Locked(err) || server.Deadlock(err) }
+func busy(err error) bool {
+	return server.Locked(err) || server.Deadlock(err) || errors.Is(err, errRowBusy)
+}
 
 // wait waits for the lease in the server, on a connection of its own. If there is no such connection, it polls.
 func (a *attempt) wait(ctx context.Context) (*Grant, error) {
@@ -304,8 +317,8 @@ func (a *attempt) waitOrPoll(ctx context.Context) (g *Grant, err error) {
 	} else if strategy.Sleep(ctx, a.pause(a.l.wakes)) {
 		g, err = a.try(ctx, false)
 	}
-	final := a.Ticket == nil || server.Number(err) != 0 || errors.Is(err, keyrow.ErrNoRow)
-	if err != nil && !final && ctx.Err() == nil { // the connection was lost
+	final := a.Ticket == nil || server.Number(err) != 0 && !server.Gone(err, nil) || errors.Is(err, keyrow.ErrNoRow)
+	if err != nil && !final && ctx.Err() == nil { // the connection was lost, or the lease was granted too late
 		strategy.Sleep(ctx, a.pause(false))
 		return nil, nil
 	}
@@ -324,11 +337,13 @@ func (a *attempt) pause(polls bool) time.Duration {
 // listening is how an attempt in stageWait waits on a connection of its own, from one look at the lease to the next:
 //
 //	state         has the wake-up lock                   waits                      takes a free lease
-//	listens       somebody else                          for the wake-up lock       if it has that by then
+//	listens       somebody else, or nobody               for the wake-up lock       if it has that by then
 //	listensAlone  somebody else, but the lease was free  for the wake-up lock       in any case
 //	woken         the attempt                            not at all                 in any case
-//	beaten        the attempt, but there is a lease,     as long as nobody wakes    in any case
-//	              whose holder has no wake-up lock       it: see attempt.pause
+//	beaten        the attempt, but somebody has the      as long as nobody wakes    in any case
+//	              lease without it, or takes that now    it: see attempt.pause
+//
+// Right before the end of the caller's wait nobody waits for the wake-up lock any more: the attempt sleeps, and looks.
 type listening int
 
 const (
@@ -365,6 +380,9 @@ func (a *attempt) waitOn(ctx context.Context, lc *lockConn) (*Grant, error) {
 			return g, nil
 		case !ours:
 			return nil, err
+		case errors.Is(err, errLate): // with the lease the wake-up lock was given back
+			state = listens
+			continue
 		case err != nil && !busy(err):
 			a.l.running.Go(func() { a.l.leaveWaitConn(lc, a.r.Key) })
 			return nil, err
@@ -442,23 +460,36 @@ func (a *attempt) requestBehind(ctx context.Context, lc *lockConn) (g *Grant, ou
 	if err == nil {
 		_, err = lc.query(ctx, a.l.lockRowSQL(a.r.Key, bound))
 	}
-	if err != nil && !server.Interrupted(err) && !server.Deadlock(err) {
+	switch {
+	case server.Interrupted(err):
+		if err = lc.leaveRow(ctx); err == nil {
+			return nil, true, errRowBusy
+		}
+	case server.Deadlock(err):
+		if failed := lc.leaveRow(ctx); failed == nil {
+			return nil, true, err
+		}
+	}
+	if err != nil {
 		a.l.kill(lc)
 		return nil, false, err
 	}
-	locked := err == nil
-	return a.request(ctx, lc, func(own context.Context) (ans answer, err error) {
-		if locked && ctx.Err() == nil {
-			ans, err = lc.ask(own, a.l.takeBlock(a.r.Key, a.ttl, false, false))
-		}
-		if _, failed := lc.exec(own, "COMMIT"); err == nil {
+	return a.request(ctx, lc, func(own context.Context) (answer, error) {
+		ans, err := lc.ask(own, a.l.takeBlock(a.r.Key, a.ttl, false, false))
+		if failed := lc.leaveRow(own); err == nil {
 			err = failed
-		}
-		if _, failed := lc.exec(own, "SET SESSION "+rowWait(time.Second)); failed != nil {
-			lc.c.Taint()
 		}
 		return ans, err
 	})
+}
+
+// leaveRow ends the transaction of requestBehind.
+func (lc *lockConn) leaveRow(ctx context.Context) error {
+	_, err := lc.exec(ctx, "COMMIT")
+	if _, failed := lc.exec(ctx, "SET SESSION "+rowWait(time.Second)); failed != nil {
+		lc.c.Taint()
+	}
+	return err
 }
 
 // request asks for the lease on lc, by do. The caller has the turn of lc. do runs apart from ctx: at the end of a context
@@ -468,7 +499,7 @@ func (a *attempt) requestBehind(ctx context.Context, lc *lockConn) (g *Grant, ou
 //	granted                       g, ours            the caller's                        the caller's   the grant's
 //	somebody has the lease        ours               –                                   the caller's   the attempt's
 //	the server has refused        ours, its error    –                                   the caller's   the attempt's
-//	granted, later than the TTL   ours               given back                          the caller's   the attempt's
+//	granted, too late             ours, errLate      given back                          the caller's   the attempt's
 //	the connection has broken     errResend          given back (unanswered)             closed         the attempt's
 //	none, or the caller has gone  an error           given back in the background        kept there     kept there
 //	                                                 (handleLate)
@@ -517,7 +548,7 @@ func (a *attempt) request(ctx context.Context, lc *lockConn, do func(context.Con
 			a.handleLate(lc, o)
 			return nil, false, lockerr.ErrNoAnswer
 		}
-		return nil, true, nil
+		return nil, true, errLate
 	}
 	if g, err = a.grant(lc, a.Ticket, o.answer); err != nil {
 		a.handleLate(lc, o)
@@ -563,7 +594,6 @@ type outcome struct {
 
 // handleLate takes care, in the background, of an outcome for which no caller waits.
 func (a *attempt) handleLate(lc *lockConn, o *outcome) {
-	until := time.Now().Add(a.lasts)
 	ticket := a.Ticket
 	a.Ticket = nil
 	a.l.running.Go(func() {
@@ -593,14 +623,14 @@ func (a *attempt) handleLate(lc *lockConn, o *outcome) {
 			a.l.giveBack(lc)
 		}
 		if !sure {
-			a.freeUntil(until, lc, clean)
+			a.freeUnknown(lc, clean)
 		}
 	})
 }
 
-// freeUntil retries freeKey until it succeeds, or the lease has expired.
-func (a *attempt) freeUntil(until time.Time, lc *lockConn, alive bool) {
-	ctx, cancel := a.l.lingering(until)
+// freeUnknown retries freeKey until it succeeds, or a lease that was granted before now has expired.
+func (a *attempt) freeUnknown(lc *lockConn, alive bool) {
+	ctx, cancel := a.l.lingering(time.Now().Add(a.lasts))
 	defer cancel()
 	for a.freeKey(a.releasing(), lc, alive) != nil && strategy.Sleep(ctx, strategy.RetryPause) {
 	}

@@ -147,14 +147,13 @@ func (a *attempt) tryShared(ctx context.Context, t *take) (g *Grant, alone bool,
 		return nil, false, context.Cause(ctx)
 	case t.late(a.ttl):
 		a.forgo(t)
-		return nil, false, lockerr.ErrNoAnswer
+		return nil, false, errLate
 	}
 	return t.lease, false, nil
 }
 
 // forgo gives back, in the background, the lease that t may still be granted, and for which no caller waits.
 func (a *attempt) forgo(t *take) {
-	until := time.Now().Add(a.lasts)
 	a.Ticket = nil
 	a.l.running.Go(func() {
 		<-t.done
@@ -163,10 +162,10 @@ func (a *attempt) forgo(t *take) {
 			a.l.giveBack(t.lc)
 		case t.lease != nil:
 			t.lease.end(lockerr.ErrClosed)
-			_ = a.l.relinquish(t.lease, false) // which goes on in the background
+			_ = a.l.relinquish(t.lease, t.ticket, false) // which goes on in the background
 			return
 		case t.lc != nil:
-			a.freeUntil(until, t.lc, false)
+			a.freeUnknown(t.lc, false)
 		}
 		t.ticket.Leave()
 	})

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -70,7 +72,7 @@ func TestALeaseWhoseAnswerIsLateIsNotGranted(t *testing.T) {
 			})
 			lease, err := l.Acquire(dbtest.Limited(t), r)
 			if wait == 0 {
-				dbtest.Is(t, "without a wait", err, lockerr.ErrLocked)
+				dbtest.Is(t, "without a wait", err, lockerr.ErrNoAnswer) // nobody has the key
 				late.Wait()
 				continue
 			}
@@ -80,6 +82,30 @@ func TestALeaseWhoseAnswerIsLateIsNotGranted(t *testing.T) {
 			}
 			dbtest.OK(t, lease.Release())
 			late.Wait()
+		}
+	})
+}
+
+// TestAWaiterWhoseGrantCameTooLateListensAgain: the wake-up lock has gone back with the lease.
+func TestAWaiterWhoseGrantCameTooLateListensAgain(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		held, l := s.locker(setup{}).acquire(request("k")), s.locker(setup{})
+		r := waiting("k", time.Minute)
+		r.TTL = time.Second
+		passed := l.pass(dbtest.Limited(t), r)
+		dbtest.Soon(t, "it waits", func() bool { return len(s.inWakeUp()) == 1 })
+		arrive := l.tap.Stall("INSERT")
+		defer arrive()
+		dbtest.OK(t, held.Release())
+		dbtest.Soon(t, "it is granted", func() bool { return s.row("k").token == held.Token()+1 })
+		dbtest.Soon(t, "that is over", func() bool { return !s.row("k").live })
+		sent := l.tap.Texts()
+		arrive()
+		dbtest.OK(t, <-passed)
+		if texts := sent(); !slices.ContainsFunc(texts, func(text string) bool {
+			return strings.HasPrefix(text, "SELECT") && strings.Contains(text, "GET_LOCK")
+		}) {
+			t.Errorf("it sent %q", texts)
 		}
 	})
 }

@@ -324,7 +324,7 @@ func (g *Grant) Release() error {
 			return given.wait()
 		}
 	}
-	return locker.relinquish(g, maybe)
+	return locker.relinquish(g, g.ticket, maybe)
 }
 
 // mayBeHandedOver reports whether the lease may go to another caller of this process when it is released.
@@ -384,18 +384,19 @@ func releasing(key string) context.Context {
 	return purpose.Named(context.Background(), purpose.Release, hint.StrategyLease, key)
 }
 
-// relinquish gives back a lease that is over for its holder. sent: an earlier statement may have given it back already.
+// relinquish gives back a lease that is over for its holder, and then the place in the queue, which is that of the caller
+// whom the lease was handed to, or the lease's own. sent: an earlier statement may have given the lease back already.
 // If it has not succeeded within handoffWait, it goes on in the background, for as long as the lease may last.
-func (l *Locker) relinquish(g *Grant, sent bool) error {
+func (l *Locker) relinquish(g *Grant, ticket *queue.Ticket, sent bool) error {
 	over := g.Expiry()
 	ctx, cancel := server.Within(about(context.Background(), purpose.Release, g), handoffWait)
 	defer cancel()
 	done, err := l.release(ctx, g, sent)
 	if done {
-		g.ticket.Leave()
+		ticket.Leave()
 	} else {
 		l.running.Go(func() {
-			defer g.ticket.Leave()
+			defer ticket.Leave()
 			ctx, cancel := l.lingering(over)
 			defer cancel()
 			if done, _ := l.release(about(ctx, purpose.Release, g), g, true); !done {

@@ -72,6 +72,34 @@ func TestAFrozenHoldersWakeUpLockKeepsNobodyOut(t *testing.T) {
 	})
 }
 
+// TestAWaiterThatCouldNotAskKeepsTheHolderItsConnection: a third party has locked the row for longer than the waiter
+// wants the lease, so it does not know whether the silent holder of the wake-up lock still has the lease.
+func TestAWaiterThatCouldNotAskKeepsTheHolderItsConnection(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		held, l := s.locker(setup{}).acquire(request("k")), s.locker(setup{})
+		holder := func() []int64 { return s.threads("ID = IS_USED_LOCK('" + lockname.OfWakeUp(s.Name, "k") + "')") }
+		before := holder()
+		dbtest.Soon(t, "the holder is silent", func() bool {
+			return len(before) == 1 && len(s.threads(fmt.Sprint("COMMAND = 'Sleep' AND TIME >= 1 AND ID = ", before[0]))) == 1
+		})
+		tx := s.lockRow("k")
+		ctx, leave := context.WithCancel(dbtest.Limited(t))
+		defer leave()
+		r := waiting("k", time.Minute)
+		r.TTL = time.Second
+		sent := l.tap.Texts()
+		asked := l.asking(ctx, r)
+		dbtest.Soon(t, "it has waited for the row three times", func() bool { return count(sent(), "START TRANSACTION") > 3 })
+		if after := holder(); !slices.Equal(after, before) {
+			t.Errorf("connection %d has the wake-up lock, and %d had it", after, before)
+		}
+		leave()
+		dbtest.Is(t, "the waiter", <-asked, context.Canceled)
+		dbtest.OK(t, tx.Rollback())
+		s.back(held, held.Release())
+	})
+}
+
 // TestWaitersWithoutAConnectionLook: where a pool has none to wait on, its waiters look.
 func TestWaitersWithoutAConnectionLook(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {

@@ -138,7 +138,11 @@ func (p *Pool) openInTime(ctx context.Context) (*Conn, error) {
 	own, cancel := server.Within(ctx, AnswerTime)
 	defer cancel()
 	c, err := p.openOnce(purpose.Unattributed(own))
-	if err != nil && own.Err() != nil && ctx.Err() == nil {
+	switch {
+	case err == nil || own.Err() == nil || ctx.Err() != nil:
+	case errors.As(err, new(notSetUp)):
+		err = lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("it has opened a connection, and not answered there within %v", AnswerTime))
+	default:
 		err = notOpened(context.Cause(own))
 	}
 	return c, err
@@ -159,10 +163,15 @@ func (p *Pool) openOnce(ctx context.Context) (*Conn, error) {
 	}
 	if err := p.setUp(ctx, c); err != nil {
 		basedriver.Close(conn)
-		return nil, err
+		return nil, notSetUp{err}
 	}
 	return c, nil
 }
+
+// notSetUp is the error of a connection that was opened, and not set up.
+type notSetUp struct{ error }
+
+func (n notSetUp) Unwrap() error { return n.error }
 
 // dial opens a connection by the base driver.
 func (p *Pool) dial(ctx context.Context) (conn driver.Conn, err error) {

@@ -106,7 +106,7 @@ type Info struct {
 	GoesBack bool
 
 	// SetsLevel: may set the isolation level that transactions of the connection have from now on. SetsNextLevel: may set that of
-	// the next transaction alone.
+	// the next transaction alone, or that it only reads.
 	SetsLevel, SetsNextLevel bool
 
 	// Effect is what it does to the connection's State.

@@ -367,7 +367,8 @@ func Unreached(err error) error {
 //
 //	somebody is known to have the key        ErrTimeout; to a caller that would not wait, ErrLocked
 //	there was no connection to ask on        ErrExhausted, which says what bounds connections
-//	the server was asked, and said nothing   ErrNoAnswer, also if it ended the statement by a limit or a KILL
+//	the server was asked, and said nothing   ErrNoAnswer, also if it ended the statement by a KILL; by a limit, if the
+//	                                         statement does not wait (else somebody has the key: see Heard.From)
 //	the server has said something else       what the server has said
 //
 // The error matches an error of a context only if the caller's own context has ended.

@@ -13,8 +13,8 @@ import (
 	"github.com/mysqllock/mysqllock/lockerr"
 )
 
-// TestAnEndedLockStatementSaysOnlyWhatIsKnownOfTheKey: a KILL, or a limit of the server's own, is no
-// sign that somebody has the key. A lock wait that has ended is one.
+// TestAnEndedLockStatementSaysOnlyWhatIsKnownOfTheKey: a KILL is no sign that somebody has the key, nor is a limit on a
+// statement that does not wait. A lock wait that has ended is one.
 func TestAnEndedLockStatementSaysOnlyWhatIsKnownOfTheKey(t *testing.T) {
 	sentinels := []error{lockerr.ErrTimeout, lockerr.ErrNoAnswer}
 	for name, c := range map[string]struct {

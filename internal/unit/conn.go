@@ -31,7 +31,10 @@ type Conn struct {
 	allowedText string // the last text that strict mode has let run without a lock
 	skippedText string // the text for which the last call has returned driver.ErrSkip: database/sql prepares it next
 
-	leftOn *pool.Conn // the last real connection of a light one, if something was left on it; nil if not
+	// Of the last real connection of a light one: the connection, if something was left on it, else nil; and the statement
+	// that has locked tables there, or "". Others may use the connection by now.
+	leftOn    *appconn.Conn
+	leftLocks string
 
 	wrapper      *handle.Wrapper // the wrapper of drivers through which database/sql uses the connection; nil for none
 	calledBefore bool            // a call came before it was known whether wrapper passes calls of Valid on
@@ -113,8 +116,11 @@ func (c *Conn) connect(ctx context.Context) error {
 // connectAs takes a real connection for c, which has none. as says what kind of caller asks.
 func (c *Conn) connectAs(ctx context.Context, as pool.As) error {
 	told := c.wrapper == nil || c.wrapper.Told()
-	if as.Prefer = c.leftOn; !told && as.Patience == 0 {
+	if !told && as.Patience == 0 {
 		as.Patience = max(c.handle.Settings.Wait, time.Second)
+	}
+	if c.leftOn != nil {
+		as.Prefer = c.leftOn.Link
 	}
 	link, err := c.handle.Apps().AcquireAs(ctx, as)
 	switch {
@@ -142,12 +148,14 @@ func (c *Conn) setLink(link *pool.Conn) {
 func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
 	for c.app.Link == nil {
 		as := cs.connCaller(ctx, h, true, blocks)
-		as.Prefer = c.leftOn
+		if c.leftOn != nil {
+			as.Prefer = c.leftOn.Link
+		}
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err
 		}
-		if c.setLink(link); c.app.Pristine() || link == c.leftOn {
+		if c.setLink(link); c.app.Pristine() || c.app == c.leftOn {
 			return nil
 		}
 		if c.app.Texts.State != sqltext.Idle {
@@ -175,8 +183,9 @@ func (c *Conn) release() {
 		return
 	}
 	c.clearApp()
-	if c.leftOn = nil; !app.Bad.Load() && !app.Pristine() {
-		c.leftOn = app.Link
+	c.leftOn, c.leftLocks = nil, ""
+	if !app.Bad.Load() && !app.Pristine() {
+		c.leftOn, c.leftLocks = app, app.Left.Locks()
 	}
 	_ = app.Link.AwaitTurn(context.Background()) // a ping may be under way
 	app.CloseOwn()
@@ -233,11 +242,11 @@ func (c *Conn) Sample(ctx context.Context) (driver.Conn, error) {
 // tables are locked on the connection, or a transaction is open there that the driver has not begun,
 // and does not end.
 func (c *Conn) checkNothingOpen(ctx context.Context, op string, h *hint.Hint) error {
-	used := c.app
-	if c.leftOn != nil { // the user of c may be back on that connection at the next statement
-		used = appconn.Of(c.leftOn)
+	text := c.app.Left.Locks()
+	if c.app.Link == nil && c.leftLocks != "" && c.leftOn.TablesLocked() { // the next statement may be back on that connection
+		text = c.leftLocks
 	}
-	if text := used.Left.Locks(); text != "" {
+	if text != "" {
 		return c.handle.Error(op, h, lockerr.With(lockerr.ErrUnsafe, fmt.Errorf(
 			"an earlier statement (%s) has locked tables on this connection, "+
 				"and what runs under a lock has a connection of its own, which would wait for them; "+

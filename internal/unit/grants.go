@@ -14,7 +14,9 @@ import (
 //	the end of the unit of work                       unit.end
 //	the end of the last hold that has joined a grant  ctxState.endJoined, if that comes later
 //	the end of the context that bounds the reads      ctxState.dropIfOver, by watch or before the next statement
-//	the loss of a grant                               ctxState.lost
+//	the loss of a grant                               ctxState.lost, or ctxState.check if that sees it first
+//	a commit that has failed                          ctxState.dropSpent
+//	a unit that could not begin or join after them    ctxState.takeGrants
 //
 // The turn of the context state guards them.
 type grants struct {

@@ -75,8 +75,9 @@ func (c *Conn) runRead(
 	return r, res, nil
 }
 
-// verify makes sure that a query of tables shows nothing older than the remembered versions: this
-// connection may lead to another node, which does not have what has set the versions yet.
+// verify makes sure that a query of tables shows nothing older than the remembered versions, and nothing that may still be
+// rolled back. This connection may lead to another node, which does not have what has set the versions yet. And plain SQL
+// text may have set the level READ UNCOMMITTED for the transaction that comes next, which would be this query.
 func (c *Conn) verify(ctx context.Context, cs *ctxState, st *statement.Statement) error {
 	if !st.Info.Tables || !cs.remembers() {
 		return nil
@@ -85,11 +86,14 @@ func (c *Conn) verify(ctx context.Context, cs *ctxState, st *statement.Statement
 		return err
 	}
 	defer c.app.Link.EndTurn()
+	if err := c.app.PassNext(ctx); err != nil {
+		return err
+	}
 	return cs.verify(ctx, c.app.Link)
 }
 
 // readUntil returns the context that ends the locks which a query takes, and gets p ready. After that the
-// handle knows how connections begin, which outside asks.
+// handle knows how connections begin, which checkNothingOpen asks.
 func (c *Conn) readUntil(ctx context.Context, cs *ctxState, p *plan, st *statement.Statement) (end context.Context, err error) {
 	if end = p.h.LockContext.Context(); end.Done() == nil && p.locks {
 		end = ofQuery{ctx}

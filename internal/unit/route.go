@@ -19,8 +19,8 @@ const (
 )
 
 // routeOf returns the route of a statement, by the transaction tx of its connection, the hint h of its context, the
-// open unit u of its lock context, and the statement's kind. The same table for users is in docs/lock-contexts.md,
-// "What each statement does":
+// open unit u of its lock context, and the statement's kind. What users need of the table is in
+// docs/lock-contexts.md, "What each statement does":
 //
 //	tx             u      the statement                              route
 //	under a lock   –      any                                        routeTransaction

@@ -246,6 +246,19 @@ func TestNoVersionIsGivenToReadUncommitted(t *testing.T) {
 			}
 		}
 
+		// The level of the next transaction is none of the query's, be it the first one or a later one.
+		db = s.Handle()
+		db.SetMaxOpenConns(1)
+		before, unsure := s.Stock(1), dbtest.Begin(t, t.Context(), s.Plain)
+		dbtest.Exec(t, unsure, "UPDATE p SET stock = stock + 1 WHERE id = 1")
+		for ctx, read := hint(), 0; read < 3; read++ {
+			dbtest.Exec(t, db, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+			if n := stock.MustRead(t, ctx, db, 1); n != before {
+				t.Errorf("read %d shows %d, and committed is %d", read, n, before)
+			}
+		}
+		dbtest.OK(t, unsure.Rollback())
+
 		// Other strategies keep others from writing at all.
 		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory()} {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", option), dirty)

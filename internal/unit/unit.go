@@ -64,7 +64,7 @@ type unit struct {
 	cause   error // why the unit is lost, or how it ended badly; nil while all is well
 	overran error // the end of a statement's context that came before its answer, although it has run well: see unit.run
 	givenUp bool  // the end of the caller's own context has cost the connection: no loss of the lock, but later statements get cause
-	keep    bool  // the grants of the unit of work outlive the unit: who ends it says so right before
+	keep    bool  // the grants of the unit of work outlive the unit: who ends it says so before that
 
 	rowLocks   rowLocks
 	savepoints savepoints

@@ -36,7 +36,7 @@ type use struct {
 	setsNext bool         // a statement has said what the next transaction on this connection is to be
 	leftAway sqltext.Left // what statements have left on other connections
 	leftIn   *unit        // the unit in which they have left it; nil for none
-	everLeft bool         // left has, or has had, something
+	everLeft bool         // leftHere has, or has had, something
 }
 
 // unitToCome stands for a unit that is still to begin, on a session.
