@@ -24,6 +24,7 @@ import (
 	"github.com/mysqllock/mysqllock/inspect"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/tempserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -644,6 +645,35 @@ func (s *scratch) vanish(t *testing.T, key string, lasts time.Duration, c mysqll
 	began := time.Now()
 	dbtest.OK(t, stock.Acquire(t, other, key, lockctx.Lease(ttl), lockctx.Wait(2*time.Minute)).Release())
 	t.Logf("free after %v", time.Since(began))
+}
+
+// TestALongStatementThatWentOutWithItsLockIsNoSilence: its answer comes later than the session may be silent.
+func TestALongStatementThatWentOutWithItsLockIsNoSilence(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open("lockTTL=5s", "innodb_lock_wait_timeout=6")
+		dbtest.OK(t, exec(lockctx.With(dbtest.Limited(t), "made"), db, "DO 1"))
+		dbtest.Exec(t, s.plain, "CREATE TABLE slow (id INT PRIMARY KEY, n INT)")
+		dbtest.Exec(t, s.plain, "INSERT INTO slow VALUES (1, 7)")
+		conn := dbtest.Conn(t, s.plain)
+		dbtest.Exec(t, conn, "LOCK TABLES slow WRITE")
+		time.AfterFunc(5200*time.Millisecond, func() { _, _ = conn.ExecContext(context.Background(), "UNLOCK TABLES") })
+		blocker := dbtest.Begin(t, context.Background(), s.plain)
+		dbtest.Exec(t, blocker, "UPDATE p SET stock = 10 WHERE id = 4")
+		var cases dbtest.Together
+		defer cases.Wait()
+		cases.Run(t, "a read", func(t *testing.T) {
+			ctx, cancel := context.WithCancel(lockctx.With(dbtest.Limited(t), "read"))
+			defer cancel()
+			var n int
+			dbtest.OK(t, db.QueryRowContext(ctx, "SELECT n FROM slow WHERE id = 1").Scan(&n))
+		})
+		cases.Run(t, "a write that fails", func(t *testing.T) {
+			err := exec(lockctx.With(dbtest.Limited(t), "write"), db, "UPDATE p SET stock = 1 WHERE id = 4")
+			if server.Number(err) != server.LockWaitTimeout {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	})
 }
 
 // What fails is an answer of the server all the same: a unit of work whose statement

@@ -24,6 +24,7 @@ type keyQueue struct {
 	pending   int           // how many tickets in front do not hold the key yet, without passing ones
 	freeSlots []int         // released slots that are kept for no ticket; the last released at the end
 	waiting   list.List     // of *waiter; the first is the next to come to the front
+	alone     int           // how many of waiting do not share the key
 	otherSeen time.Time     // when another process was last seen to have the key
 	toldAt    time.Time     // when a ticket in front was last told that somebody has the key
 	news      chan struct{} // closed when somebody is known to have the key; nil if no waiter asks
@@ -132,9 +133,24 @@ func (kq *keyQueue) callAhead() {
 	}
 }
 
+func (kq *keyQueue) add(w *waiter) {
+	w.element = kq.waiting.PushBack(w)
+	if !w.key.Shared {
+		kq.alone++
+	}
+}
+
+func (kq *keyQueue) remove(w *waiter) {
+	kq.waiting.Remove(w.element)
+	if !w.key.Shared {
+		kq.alone--
+	}
+}
+
 // call ends the wait of the first waiter: it is in front now, or refused.
 func (kq *keyQueue) call(refused error) {
-	w := kq.waiting.Remove(kq.waiting.Front()).(*waiter)
+	w := kq.waiting.Front().Value.(*waiter)
+	kq.remove(w)
 	w.ticket.waits, w.refused = false, refused
 	close(w.front)
 }

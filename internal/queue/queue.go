@@ -136,7 +136,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, key Key, giver any, ends E
 		if end.IsZero() {
 			continue
 		}
-		if err := kq.turns.hopeless(kq.waiting.Len(), end.Sub(came)); err != nil {
+		if err := kq.turns.hopeless(kq.alone, end.Sub(came)); err != nil {
 			q.mu.Unlock()
 			return err
 		}
@@ -144,7 +144,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, key Key, giver any, ends E
 	if ends.GoesAhead != nil {
 		w.ahead, w.goesAhead = make(chan struct{}), ends.GoesAhead
 	}
-	w.element = kq.waiting.PushBack(w)
+	kq.add(w)
 	kq.callAhead()
 	t.waits = true
 	for _, p := range t.positions {
@@ -194,7 +194,7 @@ func (q *Queue) enter(ctx context.Context, t *Ticket, key Key, giver any, ends E
 			*ends.InFront = kq.inFront(came)
 			ends.InFront.Taken = ends.InFront.Taken || taken
 		}
-		kq.waiting.Remove(w.element)
+		kq.remove(w)
 		q.advance(kq) // waiters behind w may be able to share the key
 		return err
 	}
@@ -230,12 +230,11 @@ func (q *Queue) admit(t *Ticket, key Key) {
 		q.queues[kq.name] = kq
 	}
 	kq.front = append(kq.front, t)
-	kq.turns.began = time.Now()
 	if !t.passing {
 		kq.pending++
 	}
 	kq.shared = key.Shared
-	t.positions = append(t.positions, position{key, kq})
+	t.positions = append(t.positions, position{key, kq, time.Now()})
 	if key.Slots > 0 {
 		t.slot.freed = make(chan struct{})
 		t.keepOneLeft(kq)

@@ -129,6 +129,29 @@ func TestACallerWithTooManyInFrontIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
+// TestThoseWhoShareAKeyAreOneTurn for a caller behind them, however many they are.
+func TestThoseWhoShareAKeyAreOneTurn(t *testing.T) {
+	const turn = 100 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		var q Queue
+		stop := busy(t, &q, 1, turn)
+		time.Sleep(20*turn + turn/2)
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, 3*turn)
+				defer cancel()
+				ticket, err := q.Enter(ctx, []Key{{Name: "k", Shared: true}}, nil, Ends{})
+				dbtest.Is(t, "one that shares the key", err, nil)
+				ticket.Leave()
+			})
+			synctest.Wait()
+		}
+		stop()
+		all.Wait()
+	})
+}
+
 // TestNobodyComesToTheFrontInItsLastMoments: the context of the caller ends in less than a turn, and the one behind
 // it comes to the front.
 func TestNobodyComesToTheFrontInItsLastMoments(t *testing.T) {

@@ -33,6 +33,7 @@ type Ticket struct {
 type position struct {
 	Key
 	queue *keyQueue
+	since time.Time
 }
 
 func (q *Queue) ticket() *Ticket {
@@ -183,7 +184,7 @@ func (t *Ticket) Leave() {
 func (t *Ticket) leave() {
 	if w := t.place; w != nil && w.queued() {
 		kq := t.q.queues[w.key.name()]
-		kq.waiting.Remove(w.element)
+		kq.remove(w)
 		t.q.advance(kq)
 	}
 	t.place = nil
@@ -197,7 +198,7 @@ func (t *Ticket) leave() {
 		if t.holder != nil {
 			kq.noteTaken()
 			if !kq.shared && p.Slots == 0 {
-				kq.turns.end()
+				kq.turns.end(p.since)
 			}
 		}
 		kq.releaseSlot(t.slot.held)

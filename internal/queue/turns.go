@@ -10,13 +10,13 @@ import (
 
 // turns are how long the last callers were in front that had the key exclusively.
 type turns struct {
-	began time.Time // when the present turn began
-	last  [8]time.Duration
-	n     int // how many turns there were in all
+	last [8]time.Duration
+	n    int // how many turns there were in all
 }
 
-func (t *turns) end() {
-	t.last[t.n%len(t.last)] = time.Since(t.began)
+// end notes that a turn has ended which began then.
+func (t *turns) end(began time.Time) {
+	t.last[t.n%len(t.last)] = time.Since(began)
 	t.n++
 }
 
@@ -31,8 +31,8 @@ func (t *turns) quickest() time.Duration {
 // lastMoments bounds how much time left is too little for a caller that comes to the front, if turns take longer.
 const lastMoments = 10 * time.Millisecond
 
-// hopeless returns why a caller with others in front of it is refused, whose context or wait ends after left; nil if
-// the caller may succeed.
+// hopeless returns why a caller is refused, in front of which so many others wait to have the key alone, and whose context
+// or wait ends after left; nil if the caller may succeed. Those who share the key have it together.
 func (t *turns) hopeless(others int, left time.Duration) error {
 	turn := t.quickest()
 	if turn == 0 || time.Duration(others)*turn <= left {

@@ -562,7 +562,10 @@ func (a *attempt) lockInFront(ctx context.Context, b *Behind, limit time.Duratio
 		}
 		return err
 	})
-	if !heard && err != nil && !errors.Is(err, driver.ErrSkip) {
+	switch {
+	case err == nil:
+		a.c.Touch() // what went out behind the lock has been answered, too, perhaps long after it
+	case !heard && !errors.Is(err, driver.ErrSkip):
 		a.Heard.From(err)
 		if server.Number(err) != 0 {
 			a.c.Touch()

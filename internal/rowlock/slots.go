@@ -31,7 +31,11 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		return false, err
 	}
 	now := func(ctx context.Context) func() error {
-		return func() error { return a.lock(ctx, a.trySQL()...) }
+		return func() error {
+			ctx, cancel := server.Within(ctx, pool.AnswerTime)
+			defer cancel()
+			return a.lock(ctx, a.trySQL()...)
+		}
 	}
 	try := func(ctx context.Context) error {
 		err := a.clear(ctx, now(ctx)(), now(ctx))

@@ -145,7 +145,7 @@ func (c *Config) FreeSlot(ctx context.Context, rows []string, open []int) (int, 
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return noSlot, context.Cause(ctx)
-	case server.Interrupted(err): // the whole table is locked
+	case server.Interrupted(err) && server.Number(err) != server.QueryInterrupted: // the whole table is locked
 		return noSlot, nil
 	case err != nil:
 		return noSlot, server.OfControl(err)

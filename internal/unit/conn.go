@@ -204,12 +204,14 @@ func (c *Conn) discard() {
 	}
 }
 
-// Base returns the base driver's connection; in a transaction with a lock, its session. With a budget,
-// c takes a real connection if it has none, and keeps it until database/sql puts c back. Base returns
-// nil if there is no connection to be had.
+// Base returns the base driver's connection; in a transaction with a lock, its session, on which the caller may do anything
+// that this package does not see. With a budget, c takes a real connection if it has none, and keeps it until database/sql
+// puts c back. Base returns nil if there is no connection to be had.
 func (c *Conn) Base() driver.Conn {
-	if !c.unlocked() && c.tx.u.state == stateOpen {
-		return c.tx.u.session.Conn
+	if !c.unlocked() {
+		if session := c.tx.u.unwrapped(); session != nil {
+			return session
+		}
 	}
 	if c.app.Link != nil {
 		return c.app.Link.Conn

@@ -83,7 +83,11 @@ func (cs *ctxState) endJoined(h *outerHold) {
 	_ = cs.takeTurn(context.Background())
 	defer cs.giveTurn()
 	cs.grants.joined = slices.DeleteFunc(cs.grants.joined, func(other *outerHold) bool { return other == h })
-	if len(cs.grants.joined) == 0 && cs.grants.owed != "" {
+	switch {
+	case len(cs.grants.joined) > 0 || cs.grants.owed == "":
+	case cs.unit != nil: // a unit that has begun since is under the grants, and ends them
+		cs.grants.owed = ""
+	default:
 		cs.drop(0, nil)
 	}
 }

@@ -252,7 +252,7 @@ func (u *unit) endForClose(cause error) {
 		_ = u.finish(false)
 		u.cause = u.error("statement", cause)
 		u.ctxState.failed = u.cause
-		u.cancelHolds()
+		u.cancelHolds(u.cause)
 	}
 }
 

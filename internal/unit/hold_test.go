@@ -1,6 +1,7 @@
 package unit_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -260,6 +261,33 @@ func TestAHoldThatJoinsKeepsTheLockToItsEnd(t *testing.T) {
 				s.WantStock(1, 6)
 				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait()))
 			})
+		}
+	})
+}
+
+// TestAHoldThatEndsLeavesItsLockToATransactionThatHasBegun: the hold had joined the lock of the lock context, and a write
+// has ended the unit of work before the transaction.
+func TestAHoldThatEndsLeavesItsLockToATransactionThatHasBegun(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = 10")
+			ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+			stock.MustRead(t, ctx, db, 1)
+			h, err := mysqllock.Acquire(ctx, db, "k", opt)
+			dbtest.OK(t, err)
+			dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock + 1 WHERE id = 2")
+			tx := dbtest.Begin(t, ctx, db)
+			n := stock.MustRead(t, ctx, tx, 1)
+			dbtest.OK(t, h.Release())
+			free := func() error {
+				return mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait())
+			}
+			stock.WantError(t, name+": somebody else beside the transaction", free(), mysqllock.ErrLocked, "")
+			dbtest.ExecIn(t, ctx, tx, stock.SetStock, n-1)
+			dbtest.OK(t, tx.Commit())
+			s.WantStock(1, 9)
+			dbtest.OK(t, free())
 		}
 	})
 }
@@ -631,6 +659,46 @@ func TestATransactionLeftOpenInAHoldIsNotCommitted(t *testing.T) {
 			stock.WantError(t, "the commit", tx.Commit(), mysqllock.ErrLost, "its hold has ended")
 			s.WantStock(1, 10)
 			cancel()
+		}
+	})
+}
+
+// TestADoWhoseWorkWasRolledBackByAnotherEndSaysSo: transactions in it have ended in another order than the reverse, and
+// the function has not looked at the error.
+func TestADoWhoseWorkWasRolledBackByAnotherEndSaysSo(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		unmoved := errors.New("the function's own")
+		rolledBack := map[string]func(ctx context.Context){
+			"a transaction left open in an inner Do": func(ctx context.Context) {
+				err := mysqllock.Do(ctx, db, "stock", func(ctx context.Context) error {
+					_, err := db.BeginTx(ctx, nil) //nolint:sqlclosecheck // that is the point
+					return cmp.Or(err, unmoved)
+				})
+				dbtest.Is(t, "the inner Do", err, unmoved)
+			},
+			"transactions side by side": func(ctx context.Context) {
+				one, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				two, err := db.BeginTx(ctx, nil)
+				dbtest.OK(t, err)
+				_, _ = one.Rollback(), two.Rollback()
+			},
+		}
+		for name, end := range rolledBack {
+			for _, around := range []context.Context{dbtest.Limited(t), lockctx.With(dbtest.Limited(t), "around")} {
+				err := mysqllock.Do(around, db, "order", func(ctx context.Context) error {
+					dbtest.ExecIn(t, ctx, db, "UPDATE p SET stock = stock - 1 WHERE id = 1")
+					end(ctx)
+					if _, err := db.ExecContext(ctx, "UPDATE p SET stock = stock - 1 WHERE id = 2"); err == nil {
+						t.Errorf("%s: a write after that", name)
+					}
+					return nil
+				})
+				dbtest.Is(t, name, err, mysqllock.ErrUnsafe)
+				s.WantStock(1, 10)
+				s.WantStock(2, 10)
+			}
 		}
 	})
 }

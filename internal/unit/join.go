@@ -135,6 +135,7 @@ func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
 		return err
 	}
 	defer u.giveTurn()
+	caller := ctx
 	ctx, release := u.untilClosed(ctx)
 	defer release()
 	p.asked = true
@@ -145,6 +146,9 @@ func (u *unit) lock(ctx context.Context, p *plan, i int, first bool) error {
 		u.savepoints.hasOlder = u.savepoints.hasOlder || len(u.rowLocks.rows) == 0
 		u.granted(r, nil, locked)
 		return nil
+	}
+	if ctx.Err() != nil && caller.Err() == nil && u.ctxState.handle.Closed() {
+		err = u.error("lock", lockerr.ErrClosed)
 	}
 	if !alive || !first {
 		gone := server.Gone(err, u.session.Conn)

@@ -74,8 +74,11 @@ func (u *unit) endTx(ctx context.Context, t *inner, commit bool) error {
 		if !commit && ctx.Err() != nil { // then database/sql has ended t, whatever is open in it
 			err = u.error("statement", lockerr.With(lockerr.ErrLost, errContextEnded))
 		}
+		u.cancelHolds(err)
 		u.failFrom(0, err)
-		_ = u.finish(false)
+		if _ = u.finish(false); u.cause == nil {
+			u.cause = err // for the hold whose unit it is
+		}
 		return err
 	}
 	u.stack = u.stack[:last]

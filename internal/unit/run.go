@@ -57,9 +57,6 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		u.overran = ctx.Err()
 	}
 	u.session.Touch()
-	if st.Info.Snapshot {
-		u.past.snapshot = readSnapshot
-	}
 	if u.savepoints.hasOlder {
 		u.savepoints.noteSavepoint(st)
 	}
@@ -115,10 +112,7 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 	if err := u.session.AwaitTurn(ctx); err != nil {
 		return err
 	}
-	if !u.past.touched && u.rowLocks.handoff != nil {
-		u.rowLocks.handoff.Used()
-	}
-	u.past.touched = true
+	u.touch()
 	if u.stream.broken != nil {
 		if u.afterRows(); u.cause != nil {
 			u.giveTurn()
@@ -131,6 +125,26 @@ func (u *unit) takeLink(ctx context.Context, op string) error {
 		return u.cause
 	}
 	return nil
+}
+
+// unwrapped returns the connection of the unit's session, for a caller that uses it beside this package; nil if the unit
+// has ended.
+func (u *unit) unwrapped() driver.Conn {
+	_ = u.ctxState.takeTurn(context.Background())
+	defer u.ctxState.giveTurn()
+	if u.state != stateOpen {
+		return nil
+	}
+	u.touch()
+	return u.session.Conn
+}
+
+// touch notes that something may run in the transaction, which can then not go to the next caller as it is.
+func (u *unit) touch() {
+	if !u.past.touched && u.rowLocks.handoff != nil {
+		u.rowLocks.handoff.Used()
+	}
+	u.past.touched = true
 }
 
 // send sends a statement. If needed it first sends statements of the driver's that will tell what the
@@ -155,6 +169,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	}
 	u.atCommit.doubts = append(u.atCommit.doubts, doubts...)
 	if st.Sent != nil {
+		u.past.snapshot.read(st)
 		return st.Sent.Rows, st.Sent.Result, st.Sent.Err
 	}
 	if u.joinsCommit(st) {
@@ -164,6 +179,9 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 	}
 	st.Alone = u.session.Splits()
 	rows, res, err := st.Run(ctx, u.session.Conn)
+	if !errors.Is(err, driver.ErrSkip) {
+		u.past.snapshot.read(st) // also after another error: a query that fails while it runs leaves its snapshot
+	}
 	if st.Alone && server.Unpreparable(err) {
 		err = lockerr.With(lockerr.ErrUnsafe, fmt.Errorf("under a lock a statement with a semicolon in its text or its "+
 			"arguments is prepared, so that it stays one statement, "+

@@ -11,6 +11,7 @@ import (
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
 	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
 
@@ -122,6 +123,28 @@ func TestWhetherASecondKeyIsRefusedFollowsTheIsolationLevel(t *testing.T) {
 			}
 			dbtest.OK(t, tx.Rollback())
 			dbtest.Exec(t, c.db, "SET SESSION TRANSACTION ISOLATION LEVEL "+map[*sql.DB]string{committed: "READ COMMITTED", repeatable: "REPEATABLE READ"}[c.db])
+		}
+	})
+}
+
+// TestAReadThatFailsLeavesItsSnapshot: the server keeps it, so a second key is not granted over it.
+func TestAReadThatFailsLeavesItsSnapshot(t *testing.T) {
+	dbtest.OnEveryServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db := s.Handle()
+		for _, query := range []string{
+			"SELECT CAST(stock AS UNSIGNED) + 18446744073709551615 FROM p WHERE id = 1",         // 1690
+			"SELECT (SELECT p2.id FROM p p2 WHERE p2.id < 10 + p.id) FROM p WHERE p.stock >= 0", // 1242
+		} {
+			first := lockctx.With(dbtest.Limited(t), "first")
+			tx := dbtest.Begin(t, first, db)
+			var n int
+			if err := tx.QueryRowContext(first, query).Scan(&n); server.Number(err) == 0 {
+				t.Fatalf("%s: %v", query, err)
+			}
+			dbtest.Exec(t, s.Plain, "UPDATE p SET stock = stock + 1 WHERE id = 4")
+			err := tx.QueryRowContext(lockctx.With(first, "k"), "SELECT stock FROM p WHERE id = 4").Scan(&n)
+			dbtest.Is(t, query, err, mysqllock.ErrStaleSnapshot)
+			dbtest.OK(t, tx.Rollback())
 		}
 	})
 }

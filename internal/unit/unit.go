@@ -98,6 +98,13 @@ const (
 	readSnapshot
 )
 
+// read notes that st has run in the transaction, well or not.
+func (s *snapshot) read(st *statement.Statement) {
+	if st.Info.Snapshot {
+		*s = readSnapshot
+	}
+}
+
 // used notes that a statement runs in the transaction, which can then not be given up any more.
 func (s *snapshot) used() {
 	if *s == versionSnapshot {
@@ -329,7 +336,7 @@ func (u *unit) lose(cause error, gone bool) {
 		}
 	}
 	u.freeLocks()
-	u.cancelHolds()
+	u.cancelHolds(u.cause)
 	// Outside of a transaction, the application would not hear of the loss otherwise.
 	noTransaction := u.life.until != nil && len(u.stack) == 0 && !u.keep
 	conflictAfterReads := conflict && (u.life.until != nil || u.ctxState.grants.until != nil)
@@ -341,14 +348,14 @@ func (u *unit) lose(cause error, gone bool) {
 	}
 }
 
-// cancelHolds ends the contexts of the holds that are lost with the unit.
-func (u *unit) cancelHolds() {
+// cancelHolds ends the contexts of the holds that end badly with the unit, because of cause.
+func (u *unit) cancelHolds(cause error) {
 	if u.hold != nil {
-		u.hold.cancel(u.cause)
+		u.hold.cancel(cause)
 	}
 	for _, t := range u.stack {
 		if t.hold != nil {
-			t.hold.cancel(u.cause)
+			t.hold.cancel(cause)
 		}
 	}
 }
