@@ -79,9 +79,10 @@ func TestNoWaitWaitsForACleanUp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
 		db := s.open()
 		nothing := func(context.Context) error { return nil }
-		for _, kind := range []lockctx.Option{lockctx.Row(), lockctx.Shared(), lockctx.Lease(30 * time.Second)} {
+		for _, kind := range []lockctx.Option{lockctx.Row(), lockctx.Shared(), lockctx.Lease(30 * time.Second), lockctx.Optimistic()} {
 			dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), db, "k", nothing, kind))
 			lock := func() (unlock func()) {
+				dbtest.Exec(t, s.plain, "UPDATE mysqllock SET versioned = 0 WHERE name = 'k'") // a version changes that first
 				tx, err := s.plain.Begin()
 				dbtest.OK(t, err)
 				dbtest.Exec(t, tx, "SELECT 1 FROM mysqllock WHERE namespace = DATABASE() AND name = 'k' FOR UPDATE")

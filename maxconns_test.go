@@ -650,6 +650,37 @@ func TestMaxConnsKeepsWhatTextsHaveLeft(t *testing.T) {
 	})
 }
 
+// TestMaxConnsChecksTheConnectionThatALockGets, on which plain SQL text has left something: what a read of it under a lock
+// would show may be older than the lock, or may be rolled back. It is refused as without maxConns.
+func TestMaxConnsChecksTheConnectionThatALockGets(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		dbtest.Exec(t, s.plain, "CREATE PROCEDURE begins() BEGIN START TRANSACTION; SELECT COUNT(*) FROM p; END")
+		for _, c := range []struct {
+			leave  string
+			option lockctx.Option
+		}{
+			{"SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED", lockctx.Optimistic()},
+			{"SET SESSION timestamp = 1000000", lockctx.Optimistic()},
+			{"SET SESSION timestamp = 1000000", lockctx.Lease(ttl)},
+			{"CALL begins()", lockctx.Optimistic()},
+			{"CALL begins()", lockctx.Lease(ttl)},
+		} {
+			for _, params := range []string{"", "maxConns=6"} {
+				db := s.open(params)
+				if params == "" {
+					db.SetMaxOpenConns(1)
+				}
+				dbtest.OK(t, exec(lockctx.With(dbtest.Limited(t), "made", c.option), db, "DO 1"))
+				dbtest.Exec(t, db, c.leave)
+				ctx, cancel := context.WithCancel(dbtest.Limited(t))
+				_, err := stock.Read(lockctx.With(ctx, c.leave+params, c.option), db, 1)
+				dbtest.Is(t, c.leave+" "+params, err, mysqllock.ErrUnsafe)
+				cancel()
+			}
+		}
+	})
+}
+
 // TestMaxConnsRefusesALockOnlyToWhomeverHasLockedTables: another connection of database/sql that has left something has
 // the same real connection after that, and locks tables on it.
 func TestMaxConnsRefusesALockOnlyToWhomeverHasLockedTables(t *testing.T) {

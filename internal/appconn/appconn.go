@@ -125,6 +125,10 @@ func (c *Conn) Prepared(ctx context.Context, text, types string) (driver.Stmt, e
 	return c.statements.Prepared(ctx, c.Link.Conn, text, types)
 }
 
+// ForgetPrepared has the statements prepared again that stay prepared on the connection: the server does not know one of
+// them any more.
+func (c *Conn) ForgetPrepared() { c.statements.Forget() }
+
 // Reprepare prepares st on this connection: st was prepared for any connection, and is about to run here.
 func (c *Conn) Reprepare(ctx context.Context, st *statement.Statement) (err error) {
 	st.On = c.Link.Conn

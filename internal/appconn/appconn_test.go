@@ -96,6 +96,9 @@ func TestTheStatementUsedLongestAgoIsClosedForANewOne(t *testing.T) {
 	if s.find("0", "s") != nil {
 		t.Error("a statement that has run with a number is taken for a text")
 	}
+	if s.Forget(); s.find("0", "i") == nil || closed[0] != 0 {
+		t.Error("forgotten statements are closed before the next is prepared")
+	}
 	if s.closeKept(noConn{}); closed[0] != 1 || closed[maxStmts] != 1 || s.find("0", "i") != nil {
 		t.Errorf("not all are closed: %v", closed)
 	}

@@ -78,6 +78,9 @@ func TypesOf(args []driver.NamedValue) string {
 	return string(types)
 }
 
+// Forget has the kept statements closed, and prepared again for the next callers.
+func (s *Statements) Forget() { s.stale = true }
+
 // closeKept closes the kept statements.
 func (s *Statements) closeKept(conn driver.Conn) {
 	for _, k := range s.kept {

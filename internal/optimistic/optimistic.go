@@ -379,12 +379,17 @@ func (l *Locker) control(ctx context.Context, f func(*pool.Conn) error) error {
 
 // prepareRow marks key's row as versioned, and removes an expired lease from it. If it succeeds, the row must be read again.
 func (a *attempt) prepareRow(ctx context.Context, key string) error {
-	err := a.l.control(ctx, func(c *pool.Conn) error { return server.Exec(ctx, c.Conn, a.l.prepareRowSQL(key, " NOWAIT")) })
+	timed, cancel := server.Within(ctx, pool.AnswerTime)
+	err := a.l.control(timed, func(c *pool.Conn) error { return server.Exec(timed, c.Conn, a.l.prepareRowSQL(key, " NOWAIT")) })
+	cancel()
 	if !server.Locked(err) && !server.Deadlock(err) {
 		return err
 	}
-	a.Heard.Store(true)
+	a.Heard.From(err)
 	a.HeldBy = nil // the transaction that has locked the row is not the holder of the lease
+	if a.Wait == 0 && !a.Cleaning(ctx, a.l.cfg.Rows) {
+		return lockerr.ErrLocked
+	}
 	ctx, done, err := a.Patient(ctx)
 	if err != nil {
 		return err
@@ -402,6 +407,8 @@ func (a *attempt) prepareRow(ctx context.Context, key string) error {
 		w := strategy.Killable{Limits: terms.Limits, Conn: c, Mark: pool.NewMark(), Control: a.l.cfg.Control}
 		// The server's own limit ends a statement that is not killed. To prepare the row does no harm at any time.
 		_, _, err := w.Run(ctx, func(own context.Context) error {
+			own, cancel := server.Within(own, pool.AnswerTime)
+			defer cancel()
 			return server.Exec(own, c.Conn, pool.Marked(w.Mark)+a.l.prepareRowSQL(key, ""))
 		})
 		return err

@@ -140,14 +140,15 @@ func (c *Conn) setLink(link *pool.Conn) {
 	c.app = appconn.Of(link)
 }
 
-// connectClean is connect for a statement or a transaction under the lock of h. The connection must not have
-// anything that another user has left: connectClean closes such a connection, and takes another. But
-// a transaction that may be open on the connection would be lost: then connectClean fails with ErrUnsafe.
+// connectClean is connect for a query under the locks of p. The connection must not have anything that another user has
+// left: connectClean closes such a connection, and takes another. But a transaction that may be open on the connection
+// would be lost: then connectClean fails with ErrUnsafe. So it does if the caller itself may have left on the connection
+// what would show something older, or something that may be rolled back.
 // It waits for a connection for about wait. blocks: the caller is about to wait for a lock in the
 // server, on the connection.
-func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wait time.Duration, blocks bool) error {
+func (c *Conn) connectClean(ctx context.Context, cs *ctxState, p *plan, op string, wait time.Duration, blocks bool) error {
 	for c.app.Link == nil {
-		as := cs.connCaller(ctx, h, true, blocks)
+		as := cs.connCaller(ctx, p.h, true, blocks)
 		if c.leftOn != nil {
 			as.Prefer = c.leftOn.Link
 		}
@@ -155,11 +156,14 @@ func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wai
 		if err != nil {
 			return err
 		}
-		if c.setLink(link); c.app.Pristine() || c.app == c.leftOn {
+		if c.setLink(link); c.app.Pristine() {
 			return nil
 		}
+		if c.app == c.leftOn {
+			return c.checkOwnLeft(ctx, p, op)
+		}
 		if c.app.Texts.State != sqltext.Idle {
-			if err := c.checkNothingOpen(ctx, "begin", h); err != nil {
+			if err := c.checkNothingOpen(ctx, op, p.h); err != nil {
 				return err
 			}
 		}
@@ -168,6 +172,17 @@ func (c *Conn) connectClean(ctx context.Context, cs *ctxState, h *hint.Hint, wai
 		}
 	}
 	return nil
+}
+
+// checkOwnLeft is what was checked of the connection of a light Conn before it had one.
+func (c *Conn) checkOwnLeft(ctx context.Context, p *plan, op string) error {
+	if err := c.checkNothingOpen(ctx, op, p.h); err != nil {
+		return err
+	}
+	if err := c.checkUsable(ctx, op, p.h); err != nil || !p.compares {
+		return err
+	}
+	return c.checkLevels(ctx, p, op)
 }
 
 // release gives the real connection back, if c has one, to be used by others or closed. If plain SQL

@@ -69,9 +69,21 @@ func (c *Conn) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 	r, res, err := c.runLocked(ctx, h, st)
 	lockEnded := errors.Is(err, errHoldEnded) || errors.Is(err, errContextEnded)
 	if ctx.Err() != nil && lockEnded && !fromLock(context.Cause(ctx)) {
-		err = c.handle.Error(st.Op(), h, ctx.Err()) // ctx has ended a moment ago, and the lock with it
+		err = c.lockError(h, st.Op(), ctx.Err()) // ctx has ended a moment ago, and the lock with it
 	}
 	return r, res, err
+}
+
+// lockError returns the error of a statement under the lock of h, or if h is nil under that of the transaction that is open
+// on the connection.
+func (c *Conn) lockError(h *hint.Hint, op string, err error) error {
+	switch {
+	case h != nil:
+		return c.handle.Error(op, h, err)
+	case c.tx != nil && c.tx.u != nil:
+		return c.tx.u.error(op, err)
+	}
+	return &lockerr.Error{Op: op, Err: err}
 }
 
 // onlyReads reports whether nothing that is written in a hold can depend on a statement: it takes no

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 
+	"github.com/mysqllock/mysqllock/internal/server"
 	"github.com/mysqllock/mysqllock/internal/sqltext"
 	"github.com/mysqllock/mysqllock/internal/statement"
 )
@@ -61,6 +62,9 @@ func (c *Conn) noteRun(text string, info sqltext.Info, query bool, err error) er
 	if errors.Is(err, driver.ErrSkip) {
 		c.skippedText = text
 		return err
+	}
+	if server.Unprepared(err) {
+		c.app.ForgetPrepared()
 	}
 	c.use.hasRun, c.use.lastUnit = true, nil
 	c.use.setsNext = c.use.setsNext || info.SetsNextLevel

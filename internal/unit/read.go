@@ -57,7 +57,7 @@ func (c *Conn) runRead(
 	if err := c.readUnder(ctx, end, cs, p, st); err != nil {
 		return nil, nil, err
 	}
-	if err := c.connectClean(ctx, cs, h, c.handle.Wait(h), false); err != nil {
+	if err := c.connectClean(ctx, cs, p, st.Op(), c.handle.Wait(h), false); err != nil {
 		return nil, nil, c.handle.Error(st.Op(), h, err)
 	}
 	if err := c.verify(ctx, cs, st); err != nil {
@@ -122,7 +122,7 @@ func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *st
 	if len(p.outside) == 0 {
 		return nil
 	}
-	lender, lent := c.lender(cs, p)
+	lender, lent := c.lender(cs, p, st.Op())
 	_, err := cs.takeGrants(ctx, p, lender)
 	if *lent {
 		c.app.Link.EndTurn()
@@ -137,7 +137,7 @@ func (c *Conn) readUnder(ctx, end context.Context, cs *ctxState, p *plan, st *st
 // lender lends the connection of c to a strategy that reads versions. lent says whether it is lent now. c may have no
 // connection yet. Then the strategy takes one for c, if one is ready and only versions are to be taken: the query needs
 // it right afterwards, unless the caller has to wait.
-func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *bool) {
+func (c *Conn) lender(cs *ctxState, p *plan, op string) (lender *strategy.Lender, lent *bool) {
 	lent = new(bool)
 	if !p.versions || p.locks || c.app.Link == nil && !c.handle.Apps().Ready() {
 		return nil, lent
@@ -150,10 +150,16 @@ func (c *Conn) lender(cs *ctxState, p *plan) (lender *strategy.Lender, lent *boo
 	}
 	return &strategy.Lender{
 		Get: func(ctx context.Context) (*pool.Conn, error) {
-			if err := c.connectClean(ctx, cs, p.h, p.wait.Left(), false); err != nil {
+			if err := c.connectClean(ctx, cs, p, op, p.wait.Left(), false); err != nil {
 				return nil, err
 			}
-			if err := c.app.Link.AwaitTurn(ctx); err != nil {
+			err := c.app.Link.AwaitTurn(ctx)
+			if err == nil {
+				if err = c.app.PassNext(ctx); err != nil {
+					c.app.Link.EndTurn()
+				}
+			}
+			if err != nil {
 				give()
 				return nil, err
 			}

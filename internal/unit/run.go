@@ -177,7 +177,13 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 			return nil, res, err
 		}
 	}
-	st.Alone = u.session.Splits()
+	if st.Alone = u.session.Splits(); st.Prepared {
+		defer func() {
+			if server.Unprepared(err) {
+				appconn.StatementsOf(u.session).Forget()
+			}
+		}()
+	}
 	rows, res, err := st.Run(ctx, u.session.Conn)
 	if !errors.Is(err, driver.ErrSkip) {
 		u.past.snapshot.read(st) // also after another error: a query that fails while it runs leaves its snapshot

@@ -282,6 +282,15 @@ func TestNoVersionIsGivenToReadUncommitted(t *testing.T) {
 		}
 		dbtest.OK(t, unsure.Rollback())
 
+		// Nor is it that of the version.
+		unsure = dbtest.Begin(t, t.Context(), s.Plain)
+		dbtest.Exec(t, unsure, "UPDATE mysqllock SET token = token + 1 WHERE name = 'k'")
+		dbtest.Exec(t, db, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+		decided := hint()
+		n = stock.MustRead(t, decided, db, 1)
+		dbtest.OK(t, unsure.Rollback())
+		dbtest.ExecIn(t, decided, db, stock.SetStock, n)
+
 		// Other strategies keep others from writing at all.
 		for _, option := range []lockctx.Option{lockctx.Row(), lockctx.Lease(10 * time.Second), lockctx.Advisory()} {
 			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", option), dirty)
