@@ -105,7 +105,8 @@ func (b *breaking) do(ctx context.Context, i *inspect.Inspector, in io.Reader, o
 	}
 	all, unused := snap.Held(), slices.ContainsFunc(snap.Locks, func(l inspect.Lock) bool { return l.Used == inspect.Value(false) })
 	snap.Locks = slices.DeleteFunc(snap.Locks, func(l inspect.Lock) bool {
-		return len(l.Holders.List) == 0 || b.slot >= 0 && l.Slot != b.slot
+		// An advisory lock has no slots, and is none of those in the table.
+		return len(l.Holders.List) == 0 || b.slot >= 0 && (l.Slot != b.slot || l.Strategy == "advisory")
 	})
 	if len(snap.Locks) == 0 {
 		return b.nothing(all, unused)

@@ -27,7 +27,8 @@ const retryAfter = time.Second
 //   - Unavailable: another caller has the key (ErrLocked, ErrTimeout), or this one could not be
 //     served (ErrExhausted, ErrNoAnswer). Nothing was run.
 //   - Aborted: the work was rolled back, and may be done again from its beginning
-//     (ErrDeadlock, ErrConflict, ErrLost).
+//     (ErrDeadlock, ErrConflict, ErrLost), if the handler had committed nothing before: one with several
+//     transactions, as in a Do under a lease or an advisory lock, returns another error for a later one.
 //
 // An ErrLost whose outcome is unknown, as after a connection that broke in COMMIT, stays as it
 // is, so does one of a lease that was gone at its end, when all was committed ([mysqllock.Error].Op is

@@ -181,6 +181,7 @@ var (
 // lost is called when g, a grant of the unit of work, may be lost. It ends the unit of work.
 func (cs *ctxState) lost(g *grant) {
 	cs.handle.Doubt()
+	g.cancelInside(g.overError("statement"))
 	_ = cs.takeTurn(context.Background())
 	defer cs.giveTurn()
 	if slices.Contains(cs.grants.list, g) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/mysqllock/mysqllock/internal/handle"
 	"github.com/mysqllock/mysqllock/internal/hint"
@@ -102,14 +103,30 @@ func (cs *ctxState) watch(end context.Context) {
 }
 
 // dropIfOver gives the grants back if the context has ended that bounds the reads under them. While a
-// transaction is open, they wait for its end.
+// transaction is open, they wait for its end; while a hold has joined them, for its end, but at most for their TTL.
 func (cs *ctxState) dropIfOver() {
 	if cs.unit != nil || !cs.grants.isOver() {
 		return
 	}
 	g, cause := cs.grants.list[0], lockerr.With(lockerr.ErrLost, whatEnded(cs.grants.until))
 	cs.failed = &lockerr.Error{Op: "statement", Key: g.Key, Strategy: g.Strategy, Err: cause}
-	cs.dropSpent()
+	if len(cs.grants.joined) == 0 {
+		cs.dropSpent()
+		return
+	}
+	if cs.grants.owed == "" {
+		cs.grants.owed = "the end of its lock context"
+	}
+	if cs.grants.lapsed || !cs.grants.lapse() {
+		return
+	}
+	time.AfterFunc(cs.handle.Settings.TTL, func() {
+		_ = cs.takeTurn(context.Background())
+		defer cs.giveTurn()
+		if slices.Contains(cs.grants.list, g) {
+			cs.dropSpent()
+		}
+	})
 }
 
 // dropSpent gives the grants back of a unit of work that was lost, or whose context has ended. This

@@ -26,6 +26,32 @@ type grant struct {
 	seen              *handle.Observation  // of the lock; only the first of versions that were asked for together has one
 	noted             *handle.Held         // the handle's note of the lock, until it is given back
 	lasted            func() time.Duration // how long the grant was held: until its end by force, or else until the first call of lasted
+
+	mu     sync.Mutex
+	inside []*outerHold // holds in the lock context that has the grant, which end with it
+}
+
+// enter notes a hold that ends with the grant.
+func (g *grant) enter(h *outerHold) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside = append(g.inside, h)
+}
+
+// leave takes back what enter has noted, if it has.
+func (g *grant) leave(h *outerHold) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside = slices.DeleteFunc(g.inside, func(other *outerHold) bool { return other == h })
+}
+
+// cancelInside ends the contexts of the holds inside. It waits for nobody: what runs under the grant may take long.
+func (g *grant) cancelInside(cause error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, h := range g.inside {
+		h.cancel(cause)
+	}
 }
 
 // newGrant returns the grant that the strategy taker has taken for resource.

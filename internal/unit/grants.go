@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/mysqllock/mysqllock/internal/hint"
+	"github.com/mysqllock/mysqllock/internal/strategy"
 )
 
 // grants are the locks and versions that a unit of work holds outside of its transactions. They outlast a transaction
@@ -25,6 +26,7 @@ type grants struct {
 	owed    string          // what has ended the unit of work while list stayed for the holds in joined; "" for nothing
 	until   context.Context // the context that bounds the reads under list; nil if nothing was
 	unwatch func() bool     // ends the watch on until; nil for none
+	lapsed  bool            // until has ended, while holds in joined go on
 }
 
 // add notes that the unit of work holds one more.
@@ -81,6 +83,19 @@ func (g *grants) watch(end context.Context, observed bool, ended func()) {
 		one.noted.Until(end.Done())
 	}
 	g.unwatch = context.AfterFunc(end, ended)
+}
+
+// lapse has the grants end within their TTL, by themselves. It reports whether some do not.
+func (g *grants) lapse() (some bool) {
+	g.lapsed = true
+	for _, one := range g.list {
+		if l, ok := one.held.(strategy.Lapsing); ok {
+			l.Lapse()
+		} else {
+			some = true
+		}
+	}
+	return some
 }
 
 // isOver reports whether the context has ended that bounds the reads under the grants.

@@ -136,6 +136,9 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 			h.ctx, h.ctxState = asked.With(own), cs
 			err := h.nest(asked)
 			h.outer.grant = keeperOf(h.outer.handle, resource, slices.Concat(cs.grants.list, around)) // nest may have taken the grant
+			if err == nil && h.outer.grant != nil {
+				h.outer.grant.enter(&h.outer)
+			}
 			return err
 		}
 	}
@@ -147,6 +150,7 @@ func (h *Hold) openGrant(ctx, own context.Context, asked *hint.Hint) error {
 		if h.outer.grant = keeperOf(h.outer.handle, resource, cs.grants.list); h.outer.grant != nil {
 			h.shape, h.ctxState = holdJoined, cs
 			cs.grants.joined = append(cs.grants.joined, &h.outer)
+			h.outer.grant.enter(&h.outer)
 			return nil
 		}
 	}
@@ -237,6 +241,9 @@ func (h *Hold) End(commit bool) error {
 		return h.err
 	}
 	h.ended = true
+	if h.outer.grant != nil {
+		h.outer.grant.leave(&h.outer)
+	}
 	if h.shape.inUnit() {
 		h.err = h.endUnit(commit)
 	} else {

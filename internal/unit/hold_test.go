@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,6 +263,58 @@ func TestAHoldThatJoinsKeepsTheLockToItsEnd(t *testing.T) {
 				dbtest.OK(t, mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait()))
 			})
 		}
+	})
+}
+
+// TestAHoldThatJoinsKeepsTheLockPastTheEndOfItsContext, for as long as its function is at work, as any other hold does.
+func TestAHoldThatJoinsKeepsTheLockPastTheEndOfItsContext(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other := s.Handle(), s.Handle()
+		for name, opt := range map[string]lockctx.Option{"lease": lockctx.Lease(stock.TTL), "advisory": lockctx.Advisory()} {
+			taken := func() error {
+				return mysqllock.Do(dbtest.Limited(t), other, "k", func(context.Context) error { return nil }, opt, lockctx.NoWait())
+			}
+			ends, cancel := context.WithCancel(dbtest.Limited(t))
+			ctx := lockctx.With(ends, "k", opt)
+			stock.MustRead(t, ctx, db, 1)
+			err := mysqllock.Do(ctx, db, "k", func(ctx context.Context) error {
+				cancel()
+				for began := time.Now(); time.Since(began) < 300*time.Millisecond; {
+					dbtest.Is(t, name+": somebody else while the function is at work", taken(), mysqllock.ErrLocked)
+				}
+				return ctx.Err()
+			}, opt)
+			dbtest.Is(t, name, err, context.Canceled)
+			dbtest.Soon(t, "it is free", func() bool { return taken() == nil })
+		}
+	})
+}
+
+// TestAHoldThatJoinsIsToldOfALossBesideALongStatement of its lock context.
+func TestAHoldThatJoinsIsToldOfALossBesideALongStatement(t *testing.T) {
+	dbtest.OnOneServer(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, opt := s.Handle(), lockctx.Lease(3*time.Second)
+		ctx := lockctx.With(dbtest.Limited(t), "k", opt)
+		stock.MustRead(t, ctx, db, 1)
+		var long sync.WaitGroup
+		defer long.Wait()
+		err := mysqllock.Do(ctx, db, "k", func(inside context.Context) error {
+			var over atomic.Bool
+			long.Go(func() {
+				_, _ = db.ExecContext(ctx, "SELECT SLEEP(12)")
+				over.Store(true)
+			})
+			dbtest.Soon(t, "it runs", func() bool {
+				return len(dbtest.Column[int](t, s.Plain, "SELECT 1 FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(12)%'")) > 0
+			})
+			s.Steal("k")
+			<-inside.Done()
+			if over.Load() {
+				t.Error("it is told at the end of the statement")
+			}
+			return context.Cause(inside)
+		}, opt)
+		dbtest.Is(t, "Do", err, mysqllock.ErrLost)
 	})
 }
 
