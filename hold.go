@@ -311,7 +311,7 @@ func acquire(ctx context.Context, k *handle.Handle, keys []string, opts []lockct
 	if err != nil {
 		return nil, err
 	}
-	all := &Hold{}
+	all, caller := &Hold{}, ctx
 	wait, begin := k.Wait(asked), time.Now()
 	for _, key := range keys {
 		own := hint.Ask(ctx, []string{key}, opts...)
@@ -320,6 +320,9 @@ func acquire(ctx context.Context, k *handle.Handle, keys []string, opts []lockct
 		}
 		h, err := unit.Acquire(ctx, k, own)
 		if err != nil {
+			if cause := context.Cause(ctx); caller.Err() == nil && errors.Is(cause, ErrLost) {
+				err = cause // a lock that it had already is lost, which has ended the wait for this one
+			}
 			_ = all.Rollback()
 			return nil, err
 		}

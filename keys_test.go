@@ -38,6 +38,28 @@ func TestAHoldOfSeveralLeasesIsLostWithOne(t *testing.T) {
 	})
 }
 
+// TestSeveralLeasesOfWhichOneIsLostMeanwhileAreLost, and are no timeout: the caller still waits for another one.
+func TestSeveralLeasesOfWhichOneIsLostMeanwhileAreLost(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		db, opt := s.open(), lockctx.Lease(3*time.Second)
+		held := stock.Acquire(t, s.open(), "b", lockctx.Lease(time.Minute))
+		ended := dbtest.Go(func() error {
+			h, err := mysqllock.AcquireKeys(dbtest.Limited(t), db, []string{"a", "b"}, opt, lockctx.Wait(time.Minute))
+			if err == nil {
+				err = h.Release()
+			}
+			return err
+		})
+		dbtest.Soon(t, "it waits for the other one", func() bool {
+			stats, err := mysqllock.Stats(db)
+			return err == nil && stats.Waiters == 1 && s.leased("a")
+		})
+		s.steal("a")
+		dbtest.Is(t, "it ended", <-ended, mysqllock.ErrLost)
+		dbtest.OK(t, held.Release())
+	})
+}
+
 // kind is a lock on a key of its own, and how to take it away from others.
 type kind struct {
 	key   string

@@ -94,6 +94,8 @@ type Locker struct {
 	opening   *opening    // a further lock connection that is being opened; nil for none
 	waitConns int         // connections on which a caller waits in the server
 	watching  bool        // the goroutine that looks after the lock connections is running
+
+	shown map[string]*shown // the named locks of Show, by their names
 }
 
 // New returns a Locker. It sends nothing to the server before the first lock. Close releases the locks that it holds.
@@ -106,6 +108,7 @@ func New(cfg strategy.Config) *Locker {
 	ttl := silentFor(cfg.TTL)
 	return &Locker{
 		cfg: cfg, running: strategy.NewRunning(),
+		shown:  make(map[string]*shown),
 		enough: max(1, min(2, cfg.Conns.Stat().Max-1)), // one is left to wait on
 		ttl:    ttl, limit: ttl - ttl/10, pulse: min(500*time.Millisecond, ttl/4), linger: min(2*time.Second, ttl/4),
 	}

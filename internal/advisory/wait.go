@@ -49,9 +49,57 @@ func (a *attempt) wait(ctx context.Context, lc *lockConn) (*Grant, error) {
 	return nil, context.Cause(open)
 }
 
+// shown is a named lock that callers of the process hold together, to be seen.
+type shown struct {
+	callers int
+	release func() // nil before the server has granted the lock, and if it has not
+}
+
 // Show acquires a named lock of the server for which nobody waits. Other processes can see that the lock is held, until
-// release. ok is false if the lock was not acquired, for example because another process holds it.
+// release. ok is false if the lock was not acquired, for example because another process holds it. Callers of this process
+// with the same name hold the lock together, until the last one releases it: on a connection GET_LOCK counts.
 func (l *Locker) Show(ctx context.Context, name string) (release func(), ok bool) {
+	l.mu.Lock()
+	s := l.shown[name]
+	first := s == nil
+	if first {
+		s = new(shown)
+		l.shown[name] = s
+	}
+	s.callers++
+	l.mu.Unlock()
+	if first {
+		release, ok := l.show(ctx, name)
+		l.mu.Lock()
+		if ok {
+			s.release = release
+		} else {
+			delete(l.shown, name)
+		}
+		l.mu.Unlock()
+		if !ok {
+			return nil, false
+		}
+	}
+	return func() { l.unshow(name, s) }, true
+}
+
+// unshow is the end of a Show.
+func (l *Locker) unshow(name string, s *shown) {
+	l.mu.Lock()
+	s.callers--
+	over := s.callers == 0 && s.release != nil
+	if over {
+		delete(l.shown, name)
+	}
+	l.mu.Unlock()
+	if over {
+		s.release()
+	}
+}
+
+// show is Show for the first caller.
+func (l *Locker) show(ctx context.Context, name string) (release func(), ok bool) {
 	if l.running.Enter() != nil {
 		return nil, false
 	}

@@ -225,3 +225,29 @@ func TestAGrantThatComesAfterItsCallerIsNotHandedOver(t *testing.T) {
 		dbtest.OK(t, lock.Release())
 	})
 }
+
+// TestANameThatTwoCallersShowIsShownUntilBothHaveLeft.
+func TestANameThatTwoCallersShowIsShownUntilBothHaveLeft(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		p, c, name := s.process(settings{}), s.open(), "shown-"+dbtest.Random()
+		show := func() func() {
+			release, ok := p.Show(dbtest.Limited(t), name)
+			if !ok {
+				t.Fatal("it is not shown")
+			}
+			return release
+		}
+		used := func() bool { return s.One(c, "SELECT IS_USED_LOCK('"+name+"') IS NOT NULL") == "1" }
+		one, two := show(), show()
+		one()
+		for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(50 * time.Millisecond) { // an idle connection is closed after 2 s
+			if !used() {
+				t.Fatal("the other caller's is gone")
+			}
+		}
+		two()
+		dbtest.Soon(t, "it is gone", func() bool { return !used() })
+		show()()
+		dbtest.Soon(t, "it is gone again", func() bool { return !used() })
+	})
+}
