@@ -74,6 +74,34 @@ func waitedFor(err error, least time.Duration) bool {
 	return errors.As(err, &e) && errors.Is(err, mysqllock.ErrLocked) && e.Waited >= least
 }
 
+// TestAFurtherKeyWhoseRowIsGoneRunsTheUnitAgain: a clean-up has removed the row since this process made it, and the open
+// transaction cannot make it.
+func TestAFurtherKeyWhoseRowIsGoneRunsTheUnitAgain(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db := s.open()
+		for name, opts := range map[string][]lockctx.Option{"row": {lockctx.Row()}, "slots": {lockctx.Slots(2)}} {
+			further := func(ctx context.Context) error {
+				return mysqllock.Do(ctx, db, "further "+name, func(context.Context) error { return nil }, opts...)
+			}
+			dbtest.OK(t, further(dbtest.Limited(t)))
+			for _, retry := range [][]lockctx.Option{nil, {lockctx.Retry(3)}} {
+				dbtest.Exec(t, s.plain, "DELETE FROM mysqllock WHERE name LIKE '%further%'")
+				times := 0
+				err := mysqllock.Do(dbtest.Limited(t), db, "first", func(ctx context.Context) error {
+					times++
+					return further(ctx)
+				}, retry...)
+				if retry == nil && name == "row" { // a slot is looked for outside of the transaction
+					dbtest.Is(t, name, err, mysqllock.ErrDeadlock)
+				} else if dbtest.OK(t, err); times > 2 {
+					t.Errorf("%s: it was run %d times", name, times)
+				}
+				dbtest.OK(t, further(dbtest.Limited(t)))
+			}
+		}
+	})
+}
+
 // TestNoWaitWaitsForACleanUp, and for nobody else.
 func TestNoWaitWaitsForACleanUp(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

@@ -269,7 +269,9 @@ func (lc *lockConn) serve() {
 		case lc.err != nil:
 			r.err = lc.err
 		case !r.acquire:
-			delete(lc.holds, r.lock.name)
+			if lc.holds[r.lock.name] == r.lock { // else another caller has the name by now: see Locker.Show
+				delete(lc.holds, r.lock.name)
+			}
 		case err == nil && answer[i] == '1':
 			r.granted = true
 			lc.holds[r.lock.name] = r.lock

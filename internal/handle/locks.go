@@ -452,9 +452,11 @@ func (l *Locks) close() {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.open))
 	l.mu.Unlock()
+	var units sync.WaitGroup // a server that does not answer holds up each ROLLBACK for as long
 	for _, abandon := range open {
-		abandon(lockerr.ErrClosed)
+		units.Go(func() { abandon(lockerr.ErrClosed) })
 	}
+	units.Wait()
 	var both sync.WaitGroup // waiters of both hear of the close at once
 	both.Go(l.leases.Close)
 	both.Go(l.advisories.Close)

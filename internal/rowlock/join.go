@@ -56,9 +56,7 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	}
 	err = a.clear(ctx, try(), try)
 	a.EndTurn()
-	if errors.Is(err, keyrow.ErrNoRow) {
-		a.l.cfg.Rows.Forget(a.names)
-	}
+	err = a.noted(err)
 	if err == nil || !server.Locked(err) {
 		return false, err
 	}
@@ -73,7 +71,8 @@ func (a *attempt) join(ctx context.Context) (alive bool, err error) {
 	if _, err := a.c.ID(ctx); err != nil {
 		return false, err
 	}
-	return a.waitToJoin(ctx, try)
+	alive, err = a.waitToJoin(ctx, try)
+	return alive, a.noted(err)
 }
 
 // waitToJoin is join for keys that are locked: it waits for them in the server. try tries once, with NOWAIT.
@@ -89,6 +88,20 @@ func (a *attempt) waitToJoin(ctx context.Context, try func() error) (alive bool,
 			return errors.Is(err, strategy.ErrWaitOver) && !a.l.cfg.Info.RollbackOnTimeout && len(a.r.Keys) == 1 && !a.l.streams, err
 		}
 	}
+}
+
+// errCleaned ends a transaction that asks for a further key whose unused row a clean-up has removed since this process made
+// it. The transaction has locked the gap where the row was, so nobody can make the row before the transaction is over.
+var errCleaned = lockerr.With(lockerr.ErrDeadlock, errors.New("a clean-up has removed the row of the key, which was unused,"+
+	" and it is made again once this unit of work is over; run it again"))
+
+// noted returns the error err of a lock statement in an open transaction, and notes if a row is missing.
+func (a *attempt) noted(err error) error {
+	if !errors.Is(err, keyrow.ErrNoRow) {
+		return err
+	}
+	a.l.cfg.Rows.Forget(a.names)
+	return errCleaned
 }
 
 // unleased waits until no key has a live lease, of those that ever had one: the open transaction could not unlock such

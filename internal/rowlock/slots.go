@@ -54,10 +54,7 @@ func (a *attempt) joinSlot(ctx context.Context) (alive bool, err error) {
 		a.txnOver = !stopped && (!server.Interrupted(err) || a.l.cfg.Info.EndsTransaction(err))
 		return err
 	}
-	err = a.takeSlot(ctx, true, try, wait)
-	if errors.Is(err, keyrow.ErrNoRow) {
-		a.l.cfg.Rows.Forget(a.names)
-	}
+	err = a.noted(a.takeSlot(ctx, true, try, wait))
 	if server.Locked(err) {
 		err = lockerr.ErrLocked
 	}

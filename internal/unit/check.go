@@ -26,6 +26,9 @@ func (cs *ctxState) check(h *hint.Hint) error {
 	if cs.grants.until != nil {
 		cs.dropIfOver()
 	}
+	if cs.unit != nil && cs.unit.cause != nil { // it says more than the end of a grant that was kept on its session
+		return cs.unit.cause
+	}
 	for _, g := range cs.grants.list {
 		if err := g.overError("statement"); err != nil {
 			cs.fail(err)
