@@ -174,7 +174,7 @@ func (c *Conn) connectClean(ctx context.Context, cs *ctxState, p *plan, op strin
 	return nil
 }
 
-// checkOwnLeft is what was checked of the connection of a light Conn before it had one.
+// checkOwnLeft checks the connection that a light Conn has got: earlier checks were made when the Conn had none.
 func (c *Conn) checkOwnLeft(ctx context.Context, p *plan, op string) error {
 	if err := c.checkNothingOpen(ctx, op, p.h); err != nil {
 		return err

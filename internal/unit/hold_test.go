@@ -725,7 +725,7 @@ func TestADoWhoseWorkWasRolledBackByAnotherEndSaysSo(t *testing.T) {
 		rolledBack := map[string]func(ctx context.Context){
 			"a transaction left open in an inner Do": func(ctx context.Context) {
 				err := mysqllock.Do(ctx, db, "stock", func(ctx context.Context) error {
-					_, err := db.BeginTx(ctx, nil) //nolint:sqlclosecheck // that is the point
+					_, err := db.BeginTx(ctx, nil)
 					return cmp.Or(err, unmoved)
 				})
 				dbtest.Is(t, "the inner Do", err, unmoved)

@@ -40,6 +40,7 @@ func (u *unit) run(ctx context.Context, st *statement.Statement) (driver.Rows, d
 		}
 	}()
 	r, res, err := u.send(open, st)
+	u.notePrepared(st, err)
 	if st.Info.Taints {
 		u.session.Taint() // the connection must not reach the next user
 	}
@@ -177,13 +178,7 @@ func (u *unit) send(ctx context.Context, st *statement.Statement) (r *statement.
 			return nil, res, err
 		}
 	}
-	if st.Alone = u.session.Splits(); st.Prepared {
-		defer func() {
-			if server.Unprepared(err) {
-				appconn.StatementsOf(u.session).Forget()
-			}
-		}()
-	}
+	st.Alone = u.session.Splits()
 	rows, res, err := st.Run(ctx, u.session.Conn)
 	if !errors.Is(err, driver.ErrSkip) {
 		u.past.snapshot.read(st) // also after another error: a query that fails while it runs leaves its snapshot
@@ -221,6 +216,13 @@ func (u *unit) prepare(ctx context.Context, st *statement.Statement) (err error)
 	st.On = u.session.Conn
 	st.Stmt, err = appconn.StatementsOf(u.session).Prepared(ctx, u.session.Conn, st.Text, appconn.TypesOf(st.Args))
 	return err
+}
+
+// notePrepared notes if the server does not know a prepared statement any more.
+func (u *unit) notePrepared(st *statement.Statement, err error) {
+	if st.Prepared && server.Unprepared(err) {
+		appconn.StatementsOf(u.session).Forget()
+	}
 }
 
 // resolveDoubts asks what earlier statements have done to the transaction. It runs before the next
