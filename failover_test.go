@@ -647,6 +647,28 @@ func (s *scratch) vanish(t *testing.T, key string, lasts time.Duration, c mysqll
 	t.Logf("free after %v", time.Since(began))
 }
 
+// TestAWaiterHearsThatItsServerHasFallenSilent, long before its wait is over, so that others of its process can ask.
+func TestAWaiterHearsThatItsServerHasFallenSilent(t *testing.T) {
+	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {
+		db, tap := s.tapped(mysqllock.Config{TTL: 5 * time.Second})
+		holder := dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k"), s.open())
+		ended := dbtest.Go(func() error {
+			tx, err := db.BeginTx(lockctx.With(dbtest.Limited(t), "k", lockctx.Wait(time.Hour)), nil)
+			if err == nil {
+				err = tx.Rollback()
+			}
+			return err
+		})
+		dbtest.Soon(t, "it waits", func() bool { return s.Waiters() == 1 })
+		thaw := tap.Freeze()
+		defer thaw()
+		dbtest.Is(t, "the waiter", <-ended, mysqllock.ErrNoAnswer)
+		thaw()
+		dbtest.OK(t, holder.Rollback())
+		dbtest.OK(t, exec(lockctx.With(dbtest.Limited(t), "k"), db, "DO 1"))
+	})
+}
+
 // TestALongStatementThatWentOutWithItsLockIsNoSilence: its answer comes later than the session may be silent.
 func TestALongStatementThatWentOutWithItsLockIsNoSilence(t *testing.T) {
 	dbtest.OnServers(t, newScratch, func(t *testing.T, s *scratch) {

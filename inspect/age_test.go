@@ -3,6 +3,7 @@ package inspect_test
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -523,7 +524,9 @@ func TestAHolderFrozenBeforeItsRenewalDoesNotLookHealthy(t *testing.T) {
 	})
 }
 
-// TestAllAgesAreOfTheTimeOfTheSnapshot: also those that are read later, on a slow machine.
+// TestAllAgesAreOfTheTimeOfTheSnapshot: also those that are read later, on a slow machine. MariaDB reads the text of a
+// statement and its time one after the other: of a waiter that asks again at that moment it can tell the time of the
+// statement before. So another look is taken.
 func TestAllAgesAreOfTheTimeOfTheSnapshot(t *testing.T) {
 	onFlavours(t, func(t *testing.T, s *scratch) {
 		slow, err := intercept.With(slowAnswers{})(s.Connector(dbtest.As("root")))
@@ -539,28 +542,39 @@ func TestAllAgesAreOfTheTimeOfTheSnapshot(t *testing.T) {
 				return 0
 			}, "root", key, 1, option)
 		}
-		snap := look(t, i)
-		most := snap.Time.Sub(began) + timing
-		for _, l := range snap.Locks {
-			for _, h := range l.Holders.List {
-				age := max(value(h.Since), h.Least, value(h.Within))
-				if h.Activity != nil {
-					age = max(age, h.Activity.For)
-				}
-				if age > most || l.Strategy == "lease" && l.Remaining < time.Minute-most {
-					t.Errorf("%v after it began %s is held by %+v, which does %v", most, l.Key, h, h.Activity)
-				}
-			}
-			for _, w := range l.Waiters.List {
-				if w.Least > most {
-					t.Errorf("%v after it began somebody has waited for %s for %v", most, l.Key, w.Least)
-				}
+		var wrong []error
+		for range 3 {
+			if wrong = agesAfter(look(t, i), began); len(wrong) == 0 {
+				break
 			}
 		}
-		if len(snap.Locks) != 2 {
-			t.Errorf("shown are %+v", snap.Locks)
-		}
+		dbtest.OK(t, errors.Join(wrong...))
 	})
+}
+
+// agesAfter returns what snap says to be older than what began then.
+func agesAfter(snap *inspect.Snapshot, began time.Time) (wrong []error) {
+	most := snap.Time.Sub(began) + timing
+	for _, l := range snap.Locks {
+		for _, h := range l.Holders.List {
+			age := max(value(h.Since), h.Least, value(h.Within))
+			if h.Activity != nil {
+				age = max(age, h.Activity.For)
+			}
+			if age > most || l.Strategy == "lease" && l.Remaining < time.Minute-most {
+				wrong = append(wrong, fmt.Errorf("%v after it began %s is held by %+v, which does %v", most, l.Key, h, h.Activity))
+			}
+		}
+		for _, w := range l.Waiters.List {
+			if w.Least > most {
+				wrong = append(wrong, fmt.Errorf("%v after it began somebody has waited for %s for %v", most, l.Key, w.Least))
+			}
+		}
+	}
+	if len(snap.Locks) != 2 {
+		wrong = append(wrong, fmt.Errorf("shown are %+v", snap.Locks))
+	}
+	return wrong
 }
 
 // slowAnswers makes each answer late.

@@ -121,7 +121,9 @@ func NewElector(ctx context.Context, db *sql.DB, key string, opts ...leader.Opti
 	return e
 }
 
-// IsLeader returns nil in the process that leads, and ErrNotLeader elsewhere.
+// IsLeader returns nil in the process that leads, and ErrNotLeader elsewhere. A process that has stood
+// still for longer than the TTL can return nil for a moment more, until it has heard of the loss: what
+// must never run twice takes a lock of its own in the job.
 func (e *Elector) IsLeader(context.Context) error {
 	if e.leads.Load() {
 		return nil

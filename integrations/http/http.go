@@ -26,12 +26,12 @@ const retryAfter = "1"
 //     could not be served (ErrExhausted, ErrNoAnswer, ErrDeadlock); or the lock was lost, and nothing is
 //     committed (ErrLost).
 //
-// After each of them the client may send the same request again, if the request had committed nothing before the error: a
-// handler with several transactions, as in a Do under a lease or an advisory lock, answers the error of a later one as any
-// other. An ErrLost whose outcome
-// is unknown, as after a connection that broke in COMMIT, is none of them, nor one of a lease
-// that was gone at its end, when all was committed ([mysqllock.Error].Op is "release"), and no
-// mistake of the program is (ErrUnsafe, ErrStaleRead, a bad hint): answer those as any other error.
+// After each of them the client may send the same request again, if the request had committed
+// nothing before the error: a handler with several transactions, as in a Do under a lease or an
+// advisory lock, answers the error of a later one as any other. An ErrLost whose outcome is
+// unknown, as after a connection that broke in COMMIT, is none of them, nor one of a lease that was
+// gone at its end, when all was committed ([mysqllock.Error].Op is "release"), and no mistake of the
+// program is (ErrUnsafe, ErrStaleRead, a bad hint): answer those as any other error.
 func Status(err error) (status int, ok bool) {
 	var e *mysqllock.Error
 	switch {

@@ -148,7 +148,10 @@ func (a *attempt) granted(ctx context.Context, lock *Grant) (*Grant, error) {
 		lock.lost = a.r.Lost
 	}
 	a.l.mu.Unlock()
-	if err != nil { // lost meanwhile
+	if errors.Is(err, lockerr.ErrLost) { // the caller never had it
+		return nil, lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("the lock was gone before the caller had it: %v", err)) //nolint:errorlint // see above
+	}
+	if err != nil {
 		return nil, err
 	}
 	lock.ticket.Granted(lock.conn.holder)

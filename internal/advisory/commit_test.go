@@ -430,3 +430,29 @@ func TestADeadSessionIsEndedBeforeItsLocksAreGivenBack(t *testing.T) {
 		s.wantWritten("killed", 0)
 	})
 }
+
+// TestAReleaseWaitsForTheCommitThatHasCheckedTheLock: the next holder would read what was before it.
+func TestAReleaseWaitsForTheCommitThatHasCheckedTheLock(t *testing.T) {
+	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
+		p, c := s.process(settings{}), s.open()
+		w := p.writer(p.session())
+		lock, err := p.Acquire(dbtest.Limited(t), request("k", 0))
+		dbtest.OK(t, err)
+		var checks []strategy.Check
+		for range 2 {
+			check, err := w.check(false, lock)
+			dbtest.OK(t, err)
+			checks = append(checks, check)
+		}
+		released := dbtest.Go(lock.Release)
+		for _, check := range checks {
+			time.Sleep(200 * time.Millisecond)
+			if s.holder(c, "k") == "" {
+				t.Error("it is released while a COMMIT is under way")
+			}
+			check.Ended(strategy.Committed)
+		}
+		dbtest.OK(t, <-released)
+		s.free(c, "k")
+	})
+}

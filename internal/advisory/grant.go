@@ -31,8 +31,10 @@ type Grant struct {
 	asked     purpose.Asked
 
 	// Guarded by Locker.mu.
-	lost func(error)
-	err  error // why the lock is over: lost, released or closed
+	lost    func(error)
+	err     error         // why the lock is over: lost, released or closed
+	commits int           // how many COMMITs that have checked the lock are under way
+	quiet   chan struct{} // closed when no such COMMIT is under way any more; nil if nobody waits for that
 }
 
 // Name returns the server's name for the lock on key. Two keys never share one.
@@ -67,9 +69,13 @@ func (g *Grant) Err() error {
 // Release hands the lock over to the next caller in the queue. If there is none, it releases the lock on the server, and
 // waits for the answer. It fails with lockerr.ErrLost if the lock was lost. A second call does nothing.
 //
+// A COMMIT may be under way that has checked the lock: then Release first waits for its end, for up to 30 seconds. The next
+// holder would else read what was before it.
+//
 // If a session holds the lock, its COMMIT or [Grant.Detach] releases it, or the lock ends with the session. Then Release
 // only ends the lock for its holder.
 func (g *Grant) Release() error {
+	g.awaitCommits()
 	if err := g.Err(); errors.Is(err, lockerr.ErrLost) {
 		return terms.Failure("release", g.key, err)
 	}
@@ -99,6 +105,45 @@ func (g *Grant) Release() error {
 		return terms.Failure("release", g.key, lockerr.With(lockerr.ErrLost, r.err))
 	}
 	return nil
+}
+
+// commitLimit is how long Release waits for COMMITs.
+const commitLimit = 30 * time.Second
+
+// beginCommit notes that a COMMIT is about to check the lock. It returns why the lock is over, if it is.
+func (g *Grant) beginCommit() error {
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	if g.err == nil {
+		g.commits++
+	}
+	return g.err
+}
+
+// endCommit is the end of a COMMIT after beginCommit.
+func (g *Grant) endCommit() {
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	if g.commits--; g.commits == 0 && g.quiet != nil {
+		close(g.quiet)
+		g.quiet = nil
+	}
+}
+
+func (g *Grant) awaitCommits() {
+	g.locker.mu.Lock()
+	if g.commits > 0 && g.quiet == nil {
+		g.quiet = make(chan struct{})
+	}
+	quiet := g.quiet
+	g.locker.mu.Unlock()
+	if quiet == nil {
+		return
+	}
+	select {
+	case <-quiet:
+	case <-time.After(commitLimit):
+	}
 }
 
 // turnOver reports whether the turn of this process is over: the next caller must yield the lock to other processes.

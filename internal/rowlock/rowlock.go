@@ -238,6 +238,9 @@ type Behind struct {
 	// driver.ErrSkip says that nothing was sent. nil says that the statement was sent, whatever has become of it: the
 	// caller that has made Behind knows.
 	Send func(ctx context.Context, conn *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error) error
+	// Stopped is called after Send if the lock was granted although its wait was ended by a KILL, which may have met the
+	// statement; nil where nothing waits.
+	Stopped func()
 }
 
 // taking marks the statements that take the locks.
@@ -301,8 +304,10 @@ type attempt struct {
 	names           []string // all rows that the attempt may lock, sorted
 	keys            []Key    // the keys of the next lock statement
 	locked          Locked
-	before          *Handoff // the handoff with which the session came; nil for a session from Sessions
-	cleared         int      // how often an expired lease was removed from a row
+	before          *Handoff      // the handoff with which the session came; nil for a session from Sessions
+	cleared         int           // how often an expired lease was removed from a row
+	bound           time.Duration // the server's own limit on each statement of the last wait
+	stopped         bool          // the last wait in the server was ended by a KILL, but the lock was granted
 }
 
 func (l *Locker) attempt(r Request) *attempt {

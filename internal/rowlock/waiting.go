@@ -77,14 +77,22 @@ func (a *attempt) blockInFront(ctx, patient context.Context, b *Behind) error {
 	defer end(nil)
 	inTime := context.AfterFunc(patient, func() { end(context.Cause(patient)) })
 	defer inTime()
-	return a.queueUp(until, func(own context.Context, mark string, texts []string) error {
+	err := a.queueUp(until, func(own context.Context, mark string, texts []string) error {
 		return a.lockInFront(own, b, 0, texts[0], pool.Marked(mark), func() { inTime() })
 	})
+	if err == nil && a.stopped && b.Stopped != nil {
+		b.Stopped()
+	}
+	return err
 }
 
 // block waits in the server until the keys are locked, or until ctx ends.
 func (a *attempt) block(ctx context.Context) error {
-	err := a.queueUp(ctx, func(own context.Context, _ string, texts []string) error { return a.lockInTurn(own, texts) })
+	err := a.queueUp(ctx, func(own context.Context, _ string, texts []string) error {
+		own, cancel := server.Within(own, time.Duration(len(texts))*a.bound+pool.AnswerTime) // a server may fall silent
+		defer cancel()
+		return a.lockInTurn(own, texts)
+	})
 	if err != nil || !a.l.streams {
 		return err
 	}
@@ -108,6 +116,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	if t := a.l.cfg.ReadTimeout; t > 0 {
 		bound = min(bound, t/2)
 	}
+	a.bound = bound
 	mark := pool.NewMark()
 	w := strategy.Killable{
 		Limits: terms.Limits, Conn: a.c, Mark: mark, Freed: a.Ticket.Freed(),
@@ -119,11 +128,15 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 		w.Ends = wholeSecond + slack
 	}
 	texts := a.waitSQL(bound, mark)
+	a.stopped = false
 	stopped, usable, err := w.Run(ctx, func(own context.Context) error { return send(own, mark, texts) })
 	if server.Interrupted(err) { // the statement has waited
 		a.Heard.Store(true)
 	}
 	if !stopped {
+		if errors.As(err, new(server.Silence)) && a.l.cfg.Info.Kills {
+			a.l.EndQuery(ctx, mark) // it may be granted the lock yet
+		}
 		return err
 	}
 	if !usable && a.l.cfg.Info.Kills {
@@ -135,6 +148,7 @@ func (a *attempt) queueUp(ctx context.Context, send func(own context.Context, ma
 	}
 	switch {
 	case usable && err == nil && (errors.Is(cause, strategy.ErrWaitOver) || errors.Is(cause, queue.ErrFreed)):
+		a.stopped = true
 		return nil // the lock was granted at the last moment, and the caller is still there
 	case err == nil || server.Interrupted(err) || a.l.outrun(err) || !usable: // Galera calls a KILL a deadlock
 		return cause

@@ -149,13 +149,21 @@ func (lp *lastPacket) outcome(ctx context.Context, handoff *rowlock.Handoff) (dr
 	return counted{int64(n), err}, last, nil
 }
 
-// query sends a caller's query in one text with the lock statement, behind it.
+// query sends a caller's query in one text with the lock statement, behind it. A query that the driver's own KILL has ended
+// runs again.
 func query(st *statement.Statement) *rowlock.Behind {
-	return &rowlock.Behind{Send: func(
-		ctx context.Context, conn *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
-	) error {
-		return server.SendInFront(ctx, conn.Conn, limit, lock, mark+st.Text, st.Args, granted, st.Answered)
-	}}
+	return &rowlock.Behind{
+		Send: func(
+			ctx context.Context, conn *pool.Conn, limit time.Duration, lock, mark string, granted func([][]string) error,
+		) error {
+			return server.SendInFront(ctx, conn.Conn, limit, lock, mark+st.Text, st.Args, granted, st.Answered)
+		},
+		Stopped: func() {
+			if st.Sent != nil && server.Number(st.Sent.Err) == server.QueryInterrupted {
+				st.Sent = nil
+			}
+		},
+	}
 }
 
 // alone sends the write of a unit that does nothing else, behind the lock statement and in front of COMMIT.

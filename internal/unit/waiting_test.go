@@ -10,6 +10,7 @@ import (
 
 	"github.com/mysqllock/mysqllock"
 	"github.com/mysqllock/mysqllock/internal/dbtest"
+	"github.com/mysqllock/mysqllock/internal/dbtest/stock"
 	"github.com/mysqllock/mysqllock/internal/fakeserver"
 	"github.com/mysqllock/mysqllock/lockctx"
 )
@@ -158,4 +159,33 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 		dbtest.Is(t, "a write after the release", put(h.Context(), db, 1), context.Canceled)
 		wantState(t, s, 10, 0)
 	}
+}
+
+// TestAQueryThatTheDriversOwnKillHasMetRunsAgain: the query went out with the lock of a slot, which was granted, and then a
+// slot of this process came free, so that the wait was to end.
+func TestAQueryThatTheDriversOwnKillHasMetRunsAgain(t *testing.T) {
+	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
+		db, other, slots := s.Handle(), s.Handle(), lockctx.Slots(2)
+		dbtest.Exec(t, s.Plain, "CREATE TABLE slow (id INT PRIMARY KEY, n INT)")
+		dbtest.Exec(t, s.Plain, "INSERT INTO slow VALUES (1, 7)")
+		begin := func(db *sql.DB) *sql.Tx { return dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", slots), db) }
+		ours, others := begin(db), begin(other)
+		conn := dbtest.Conn(t, s.Plain)
+		dbtest.Exec(t, conn, "LOCK TABLES slow WRITE")
+		ctx, cancel := context.WithCancel(dbtest.Limited(t))
+		defer cancel()
+		read := dbtest.Go(func() error {
+			var n int
+			return db.QueryRowContext(lockctx.With(ctx, "k", slots, lockctx.Wait(dbtest.Patience)), "SELECT n FROM slow WHERE id = 1").Scan(&n)
+		})
+		dbtest.Soon(t, "it waits for a slot", func() bool { return s.Waiters() > 0 })
+		dbtest.OK(t, others.Rollback())
+		dbtest.Soon(t, "it has the slot, and the query runs", func() bool {
+			return len(dbtest.Column[int](t, s.Plain, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE LIKE '%metadata lock%'")) > 0
+		})
+		dbtest.OK(t, ours.Rollback())
+		time.Sleep(500 * time.Millisecond) // for the KILL
+		dbtest.Exec(t, conn, "UNLOCK TABLES")
+		dbtest.OK(t, <-read)
+	})
 }
