@@ -149,7 +149,7 @@ func (a *attempt) granted(ctx context.Context, lock *Grant) (*Grant, error) {
 	}
 	a.l.mu.Unlock()
 	if errors.Is(err, lockerr.ErrLost) { // the caller never had it
-		return nil, lockerr.With(lockerr.ErrNoAnswer, fmt.Errorf("the lock was gone before the caller had it: %v", err)) //nolint:errorlint // see above
+		return nil, lockerr.With(lockerr.ErrNoAnswer, errors.New("the lock was gone before the caller had it: "+err.Error()))
 	}
 	if err != nil {
 		return nil, err

@@ -39,22 +39,11 @@ func (as asStrategy) Check(
 	if err != nil {
 		return check, failure(err)
 	}
-	var counted []*Grant // a session's own lock ends with its COMMIT, whatever Release does
-	check.Ended = func(strategy.Outcome) {
-		for _, lock := range counted {
-			lock.endCommit()
-		}
+	end, err := beginCommits(locks)
+	if err != nil {
+		return check, err
 	}
-	for _, lock := range locks {
-		if lock.session != nil {
-			continue
-		}
-		if err := lock.beginCommit(); err != nil {
-			check.Ended(strategy.Failed)
-			return strategy.Check{}, terms.Failure("commit", lock.key, err)
-		}
-		counted = append(counted, lock)
-	}
+	check.Ended = func(strategy.Outcome) { end() }
 	check.Before = []string{as.cfg.Info.Guard(fmt.Sprintf("CONNECTION_ID() = %d AND %s", id, heldSQL(locks)))}
 	check.Failed = func(_ context.Context, _ int, err error) error {
 		if server.Stopped(err) {
@@ -64,9 +53,8 @@ func (as asStrategy) Check(
 	}
 	if own != nil && how.Ends {
 		check.After = []string{own.releaseSQL()}
-		ended := check.Ended
 		check.Ended = func(o strategy.Outcome) {
-			if ended(o); o == strategy.Committed {
+			if end(); o == strategy.Committed {
 				own.isFree()
 			}
 		}

@@ -431,7 +431,7 @@ func TestADeadSessionIsEndedBeforeItsLocksAreGivenBack(t *testing.T) {
 	})
 }
 
-// TestAReleaseWaitsForTheCommitThatHasCheckedTheLock: the next holder would read what was before it.
+// TestAReleaseWaitsForTheCommitThatHasCheckedTheLock: the next holder would read the data from before it.
 func TestAReleaseWaitsForTheCommitThatHasCheckedTheLock(t *testing.T) {
 	dbtest.OnOneServer(t, newScratch, func(t *testing.T, s *scratch) {
 		p, c := s.process(settings{}), s.open()

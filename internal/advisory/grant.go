@@ -70,7 +70,7 @@ func (g *Grant) Err() error {
 // waits for the answer. It fails with lockerr.ErrLost if the lock was lost. A second call does nothing.
 //
 // A COMMIT may be under way that has checked the lock: then Release first waits for its end, for up to 30 seconds. The next
-// holder would else read what was before it.
+// holder would else read the data from before it.
 //
 // If a session holds the lock, its COMMIT or [Grant.Detach] releases it, or the lock ends with the session. Then Release
 // only ends the lock for its holder.
@@ -118,6 +118,28 @@ func (g *Grant) beginCommit() error {
 		g.commits++
 	}
 	return g.err
+}
+
+// beginCommits is beginCommit for the locks of lock connections; the COMMIT ends with end. A session's own lock ends with its
+// COMMIT, whatever Release does.
+func beginCommits(locks []*Grant) (end func(), err error) {
+	var counted []*Grant
+	end = func() {
+		for _, lock := range counted {
+			lock.endCommit()
+		}
+	}
+	for _, lock := range locks {
+		if lock.session != nil {
+			continue
+		}
+		if err := lock.beginCommit(); err != nil {
+			end()
+			return nil, terms.Failure("commit", lock.key, err)
+		}
+		counted = append(counted, lock)
+	}
+	return end, nil
 }
 
 // endCommit is the end of a COMMIT after beginCommit.
