@@ -70,6 +70,64 @@ func (as asStrategy) Check(
 	return check, nil
 }
 
+// beginCommits notes that a COMMIT is about to check locks, until end. It fails if one of them is over. A session's own lock
+// is not noted: it ends with its COMMIT, whatever Release does.
+func beginCommits(locks []*Grant) (end func(), err error) {
+	var noted []*Grant
+	end = func() {
+		for _, lock := range noted {
+			lock.endCommit()
+		}
+	}
+	for _, lock := range locks {
+		if lock.session != nil {
+			continue
+		}
+		l := lock.locker
+		l.mu.Lock()
+		if err = lock.err; err == nil {
+			lock.commits++
+		}
+		l.mu.Unlock()
+		if err != nil {
+			end()
+			return nil, terms.Failure("commit", lock.key, err)
+		}
+		noted = append(noted, lock)
+	}
+	return end, nil
+}
+
+// endCommit is the end of a COMMIT that beginCommits has noted.
+func (g *Grant) endCommit() {
+	g.locker.mu.Lock()
+	defer g.locker.mu.Unlock()
+	if g.commits--; g.commits == 0 && g.quiet != nil {
+		close(g.quiet)
+		g.quiet = nil
+	}
+}
+
+// commitLimit is how long Release waits for COMMITs.
+const commitLimit = 30 * time.Second
+
+// awaitCommits waits until no COMMIT is under way that has checked the lock, for up to commitLimit.
+func (g *Grant) awaitCommits() {
+	g.locker.mu.Lock()
+	if g.commits > 0 && g.quiet == nil {
+		g.quiet = make(chan struct{})
+	}
+	quiet := g.quiet
+	g.locker.mu.Unlock()
+	if quiet == nil {
+		return
+	}
+	select {
+	case <-quiet:
+	case <-time.After(commitLimit):
+	}
+}
+
 // awaitEnd is called after a COMMIT whose answer was lost with its session. The server may still be running the COMMIT, and
 // the next holder of the locks would read the state before it. So awaitEnd makes the server end the session with that id.
 // It returns when the session has ended, when the locks are lost, or when ctx ends. If the server does not say that the

@@ -107,67 +107,6 @@ func (g *Grant) Release() error {
 	return nil
 }
 
-// commitLimit is how long Release waits for COMMITs.
-const commitLimit = 30 * time.Second
-
-// beginCommit notes that a COMMIT is about to check the lock. It returns why the lock is over, if it is.
-func (g *Grant) beginCommit() error {
-	g.locker.mu.Lock()
-	defer g.locker.mu.Unlock()
-	if g.err == nil {
-		g.commits++
-	}
-	return g.err
-}
-
-// beginCommits is beginCommit for the locks of lock connections; the COMMIT ends with end. A session's own lock ends with its
-// COMMIT, whatever Release does.
-func beginCommits(locks []*Grant) (end func(), err error) {
-	var counted []*Grant
-	end = func() {
-		for _, lock := range counted {
-			lock.endCommit()
-		}
-	}
-	for _, lock := range locks {
-		if lock.session != nil {
-			continue
-		}
-		if err := lock.beginCommit(); err != nil {
-			end()
-			return nil, terms.Failure("commit", lock.key, err)
-		}
-		counted = append(counted, lock)
-	}
-	return end, nil
-}
-
-// endCommit is the end of a COMMIT after beginCommit.
-func (g *Grant) endCommit() {
-	g.locker.mu.Lock()
-	defer g.locker.mu.Unlock()
-	if g.commits--; g.commits == 0 && g.quiet != nil {
-		close(g.quiet)
-		g.quiet = nil
-	}
-}
-
-func (g *Grant) awaitCommits() {
-	g.locker.mu.Lock()
-	if g.commits > 0 && g.quiet == nil {
-		g.quiet = make(chan struct{})
-	}
-	quiet := g.quiet
-	g.locker.mu.Unlock()
-	if quiet == nil {
-		return
-	}
-	select {
-	case <-quiet:
-	case <-time.After(commitLimit):
-	}
-}
-
 // turnOver reports whether the turn of this process is over: the next caller must yield the lock to other processes.
 func (g *Grant) turnOver() bool {
 	return !g.alone && g.handed >= g.locker.cfg.HandOvers || time.Since(g.since) >= g.locker.cfg.HandOverTime

@@ -116,11 +116,8 @@ func (c *Conn) connect(ctx context.Context) error {
 // connectAs takes a real connection for c, which has none. as says what kind of caller asks.
 func (c *Conn) connectAs(ctx context.Context, as pool.As) error {
 	told := c.wrapper == nil || c.wrapper.Told()
-	if !told && as.Patience == 0 {
+	if as.Prefer = c.preferred(); !told && as.Patience == 0 {
 		as.Patience = max(c.handle.Settings.Wait, time.Second)
-	}
-	if c.leftOn != nil {
-		as.Prefer = c.leftOn.Link
 	}
 	link, err := c.handle.Apps().AcquireAs(ctx, as)
 	switch {
@@ -132,6 +129,14 @@ func (c *Conn) connectAs(ctx context.Context, as pool.As) error {
 		return c.wrapper.Refuses()
 	}
 	return err
+}
+
+// preferred returns the real connection on which c has left something; nil if it has left nothing.
+func (c *Conn) preferred() *pool.Conn {
+	if c.leftOn == nil {
+		return nil
+	}
+	return c.leftOn.Link
 }
 
 // setLink makes link the real connection of c. The caller has the turn of link; setLink ends it.
@@ -149,9 +154,7 @@ func (c *Conn) setLink(link *pool.Conn) {
 func (c *Conn) connectClean(ctx context.Context, cs *ctxState, p *plan, op string, wait time.Duration, blocks bool) error {
 	for c.app.Link == nil {
 		as := cs.connCaller(ctx, p.h, true, blocks)
-		if c.leftOn != nil {
-			as.Prefer = c.leftOn.Link
-		}
+		as.Prefer = c.preferred()
 		link, err := c.handle.App(ctx, as, wait)
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,7 +166,8 @@ func TestAHoldOfALeaseTellsItsTokenAndExpiry(t *testing.T) {
 // slot of this process came free, so that the wait was to end.
 func TestAQueryThatTheDriversOwnKillHasMetRunsAgain(t *testing.T) {
 	dbtest.OnServers(t, stock.NewShop, func(t *testing.T, s *stock.Shop) {
-		db, other, slots := s.Handle(), s.Handle(), lockctx.Slots(2)
+		db, tap := s.Tapped(mysqllock.Config{})
+		other, slots := s.Handle(), lockctx.Slots(2)
 		dbtest.Exec(t, s.Plain, "CREATE TABLE slow (id INT PRIMARY KEY, n INT)")
 		dbtest.Exec(t, s.Plain, "INSERT INTO slow VALUES (1, 7)")
 		begin := func(db *sql.DB) *sql.Tx { return dbtest.Begin(t, lockctx.With(dbtest.Limited(t), "k", slots), db) }
@@ -183,8 +185,11 @@ func TestAQueryThatTheDriversOwnKillHasMetRunsAgain(t *testing.T) {
 		dbtest.Soon(t, "it has the slot, and the query runs", func() bool {
 			return len(dbtest.Column[int](t, s.Plain, "SELECT 1 FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE LIKE '%metadata lock%'")) > 0
 		})
+		sent := tap.Texts()
 		dbtest.OK(t, ours.Rollback())
-		time.Sleep(500 * time.Millisecond) // for the KILL
+		dbtest.Soon(t, "the driver ends the wait", func() bool {
+			return slices.ContainsFunc(sent(), func(text string) bool { return strings.HasPrefix(text, "KILL QUERY") })
+		})
 		dbtest.Exec(t, conn, "UNLOCK TABLES")
 		dbtest.OK(t, <-read)
 	})
